@@ -1,0 +1,168 @@
+//! The flags: the only file that knows clap. What is parsed here is text; config.rs checks it.
+
+use std::ffi::OsString;
+
+use clap::{Args as Group, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+/// A lock around a command, on one machine or for a fleet.
+#[derive(Parser, Debug)]
+#[command(name = "dlock", version, about, disable_help_subcommand = true)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// The verbs.
+#[derive(Subcommand, Debug)]
+pub enum Verb {
+    /// Take the lock, run a command, renew while it runs, release
+    Run(RunArgs),
+    /// Take the lock and print its token
+    Acquire(TakeArgs),
+    /// Renew a lease
+    Refresh {
+        /// Resource and store.
+        #[command(flatten)]
+        at: At,
+        /// The token that acquire printed (default: $DLOCK_TOKEN)
+        #[arg(long)]
+        token: Option<String>,
+        /// New lease length
+        #[arg(short, long, value_name = "DUR", default_value = "30s", allow_hyphen_values = true)]
+        ttl: String,
+    },
+    /// Release a lease if the token holds it
+    Release {
+        /// Resource and store.
+        #[command(flatten)]
+        at: At,
+        /// The token that acquire printed (default: $DLOCK_TOKEN)
+        #[arg(long)]
+        token: Option<String>,
+    },
+    /// Who holds it, who waits
+    Status {
+        /// Resource and store.
+        #[command(flatten)]
+        at: At,
+        /// Ask whether this token holds it
+        #[arg(long)]
+        token: Option<String>,
+        /// One JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// All locks in the store
+    List {
+        /// Only names that begin with this
+        prefix: Option<String>,
+        /// Where locks live (default: $DLOCK_STORE, else a local directory)
+        #[arg(long, value_name = "URL")]
+        store: Option<String>,
+        /// One JSON document
+        #[arg(long)]
+        json: bool,
+    },
+    /// End somebody else's lease
+    Break {
+        /// Resource and store.
+        #[command(flatten)]
+        at: At,
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+        /// One JSON document
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Which resource in which store.
+#[derive(Group, Debug)]
+pub struct At {
+    /// What to lock
+    #[arg(short, long, value_name = "NAME", allow_hyphen_values = true)]
+    pub resource: Option<String>,
+    /// Where locks live (default: $DLOCK_STORE, else a local directory)
+    #[arg(long, value_name = "URL")]
+    pub store: Option<String>,
+}
+
+/// How to take a lock.
+#[derive(Group, Debug)]
+pub struct TakeArgs {
+    /// Resource and store.
+    #[command(flatten)]
+    pub at: At,
+    /// Lease length
+    #[arg(short, long, value_name = "DUR", default_value = "30s", allow_hyphen_values = true)]
+    pub ttl: String,
+    /// How long to wait when busy
+    #[arg(short, long, value_name = "DUR|forever", allow_hyphen_values = true, conflicts_with = "no_wait")]
+    pub wait: Option<String>,
+    /// Do not wait (the default)
+    #[arg(short, long)]
+    pub no_wait: bool,
+    /// Try this many times more, without joining the line
+    #[arg(long, value_name = "N")]
+    pub retry_count: Option<u32>,
+    /// Between those tries
+    #[arg(long, value_name = "DUR", default_value = "200ms", allow_hyphen_values = true)]
+    pub retry_delay: String,
+    /// Exit status when busy
+    #[arg(short = 'E', long, value_name = "N", allow_hyphen_values = true)]
+    pub busy_code: Option<String>,
+    /// Shown with the holder
+    #[arg(long, value_name = "TEXT")]
+    pub label: Option<String>,
+    /// Say nothing when busy
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Say more
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+/// `run`.
+#[derive(Group, Debug)]
+pub struct RunArgs {
+    /// How to take the lock.
+    #[command(flatten)]
+    pub take: TakeArgs,
+    /// Grace between TERM and KILL (default: TTL/4, at most 10s)
+    #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
+    pub kill_after: Option<String>,
+    /// What to do with the command when the lease is lost: stop or continue
+    #[arg(long, value_name = "WHAT", default_value = "stop", value_parser = ["stop", "continue"])]
+    pub on_lost: String,
+    /// Stop the command after this long, exit 124
+    #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
+    pub max_runtime: Option<String>,
+    /// Run one string by /bin/sh -c
+    #[arg(short = 'c', long, value_name = "STRING", conflicts_with = "command", allow_hyphen_values = true)]
+    pub shell: Option<OsString>,
+    /// The command, byte for byte
+    #[arg(value_name = "CMD", trailing_var_arg = true)]
+    pub command: Vec<OsString>,
+}
+
+/// Why there are no arguments.
+pub enum Refused {
+    /// Help or version was asked for: to be printed.
+    Shown(String),
+    /// A mistake, in words.
+    Usage(String),
+}
+
+/// Parses a command line. `tail` is printed below the help.
+pub fn parse(words: impl IntoIterator<Item = OsString>, tail: &str) -> Result<Args, Refused> {
+    let parsed = Args::command().after_help(tail.to_owned()).try_get_matches_from(words).and_then(|found| Args::from_arg_matches(&found));
+    parsed.map_err(|error| {
+        let text = error.to_string();
+        match error.kind() {
+            clap::error::ErrorKind::DisplayHelp | clap::error::ErrorKind::DisplayVersion => Refused::Shown(text),
+            _ => Refused::Usage(text),
+        }
+    })
+}

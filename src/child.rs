@@ -1,0 +1,207 @@
+//! The command: found, started, signalled, and ended with all that descends from it.
+//!
+//! The thread that reaps is the only one that signals, and the leader is reaped last: until then its
+//! pid and group can't be used by another process.
+
+use std::collections::HashMap;
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Command;
+
+use crate::outcome::Outcome;
+use crate::sys::{self, Mask, Signal};
+
+/// A command that can't be run, found out before the lock is asked for.
+pub struct NotRunnable {
+    /// 126 or 127.
+    pub outcome: Outcome,
+    /// In words.
+    pub words: String,
+}
+
+/// Looks a command up as execvp(3) would.
+pub fn look_up(program: &OsStr) -> Result<(), NotRunnable> {
+    let shown = program.to_string_lossy();
+    let refuse = |outcome, why: String| Err(NotRunnable { outcome, words: format!("cannot run '{shown}': {why}") });
+    let hint = if ["cd", "source", ".", "export", "set", "umask", "ulimit", "exec", "eval"].contains(&&*shown) {
+        format!("; '{shown}' is a shell built-in: use sh -c '…'")
+    } else if shown.contains([' ', ';', '&', '|']) {
+        "; this looks like a shell line: use sh -c '…' or dlock run -c '…'".into()
+    } else {
+        String::new()
+    };
+    let runnable = |path: &Path| fs::metadata(path).map(|found| found.is_file() && found.permissions().mode() & 0o111 != 0);
+    if program.as_bytes().contains(&b'/') {
+        return match runnable(Path::new(program)) {
+            Ok(true) => Ok(()),
+            Ok(false) => refuse(Outcome::NotExecutable, "not executable".into()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => refuse(Outcome::NotFound, format!("not found{hint}")),
+            Err(error) => refuse(Outcome::NotExecutable, error.to_string()),
+        };
+    }
+    let path = env::var_os("PATH").unwrap_or_else(|| OsString::from("/bin:/usr/bin"));
+    let mut found = false;
+    for dir in env::split_paths(&path).filter(|_| !program.is_empty()) {
+        match runnable(&dir.join(program)) {
+            Ok(true) => return Ok(()),
+            Ok(false) => found = true,
+            Err(_) => {}
+        }
+    }
+    if found {
+        return refuse(Outcome::NotExecutable, format!("not executable in PATH={}", path.to_string_lossy()));
+    }
+    refuse(Outcome::NotFound, format!("not found in PATH={}{hint}", path.to_string_lossy()))
+}
+
+/// A running command.
+pub struct Child {
+    process: std::process::Child,
+    pid: i32,
+    own_group: bool,
+}
+
+impl Child {
+    /// Starts a command with a few variables more, in a group of its own where there is no terminal.
+    pub fn start(words: &[OsString], variables: &[(&str, String)], mask: Mask) -> Result<Child, (Outcome, String)> {
+        let Some((program, rest)) = words.split_first() else { return Err((Outcome::Usage, "no command".into())) };
+        let own_group = !sys::has_terminal();
+        let mut command = Command::new(program);
+        command.args(rest).envs(variables.iter().map(|(name, value)| (name, value)));
+        sys::prepare(&mut command, mask, own_group);
+        match command.spawn() {
+            Ok(process) => {
+                let pid = i32::try_from(process.id()).unwrap_or(i32::MAX);
+                Ok(Child { process, pid, own_group })
+            }
+            Err(error) => {
+                let shown = program.to_string_lossy();
+                let (outcome, words) = match error.raw_os_error() {
+                    Some(libc::EAGAIN | libc::ENOMEM | libc::EMFILE | libc::ENFILE) => (Outcome::System, error.to_string()),
+                    Some(libc::ENOENT) if Path::new(program).exists() => (Outcome::NotFound, "its interpreter was not found".into()),
+                    Some(libc::ENOENT) => (Outcome::NotFound, error.to_string()),
+                    _ => (Outcome::NotExecutable, error.to_string()),
+                };
+                Err((outcome, format!("cannot run '{shown}': {words}")))
+            }
+        }
+    }
+
+    /// Passes a signal on: to the group where it is meant for it, else to the command itself.
+    pub fn pass(&self, signal: Signal, to_group: bool) {
+        let to = if to_group && self.own_group { -self.pid } else { self.pid };
+        let _ = sys::kill(to, signal.number);
+    }
+
+    /// In a group of its own, or in the caller's at a terminal?
+    pub fn has_own_group(&self) -> bool {
+        self.own_group
+    }
+
+    /// Has the command itself ended?
+    pub fn has_ended(&self) -> bool {
+        sys::has_ended(self.pid).unwrap_or(true)
+    }
+
+    /// Sends a signal to everything that descends from dlock, and to the command's group.
+    pub fn signal_tree(&self, signal: i32) {
+        if self.own_group {
+            let _ = sys::kill(-self.pid, signal);
+        }
+        for pid in descendants() {
+            let _ = sys::kill(pid, signal);
+        }
+    }
+
+    /// Asks the tree to end; what is stopped must run to hear it.
+    pub fn terminate(&self) {
+        self.signal_tree(libc::SIGTERM);
+        self.signal_tree(libc::SIGCONT);
+    }
+
+    /// Kills what there is: stops all first, so that nothing forks away from the walk.
+    pub fn kill_tree(&self) {
+        self.signal_tree(libc::SIGSTOP);
+        self.signal_tree(libc::SIGKILL);
+    }
+
+    /// Is anything of the tree left alive? Reaps orphans on the way, never the command itself.
+    pub fn tree_lives(&self) -> bool {
+        let mut lives = !self.has_ended();
+        for (pid, entry) in processes() {
+            if entry.parent == std::process::id() as i32 && pid != self.pid && entry.dead {
+                sys::reap(pid);
+            }
+        }
+        lives |= descendants().into_iter().any(|pid| pid != self.pid);
+        lives
+    }
+
+    /// Reaps the command and tells how it ended.
+    pub fn reap(mut self) -> Outcome {
+        match self.process.wait() {
+            Ok(status) => match (status.code(), status.signal()) {
+                (Some(code), _) => Outcome::Ended(u8::try_from(code).unwrap_or(u8::MAX)),
+                (None, Some(signal)) => Outcome::Died(signal),
+                (None, None) => Outcome::System,
+            },
+            Err(_) => Outcome::System,
+        }
+    }
+}
+
+struct Entry {
+    parent: i32,
+    dead: bool,
+}
+
+/// Every process by pid, from /proc/PID/stat (proc(5)); the name in it may hold any character, so
+/// the fields are counted from its last parenthesis.
+fn processes() -> HashMap<i32, Entry> {
+    let Ok(dir) = fs::read_dir("/proc") else { return HashMap::new() };
+    let pids = dir.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter_map(|pid| {
+        let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+        let after = stat.iter().rposition(|&byte| byte == b')')?;
+        let text = String::from_utf8_lossy(stat.get(after + 2..)?).into_owned();
+        let mut fields = text.split(' ');
+        let state = fields.next()?;
+        let parent = fields.next()?.parse().ok()?;
+        Some((pid, Entry { parent, dead: matches!(state, "Z" | "X") }))
+    })
+    .collect()
+}
+
+/// The living descendants of this process. Orphans among them have come back to it, the subreaper.
+fn descendants() -> Vec<i32> {
+    let all = processes();
+    let me = i32::try_from(std::process::id()).unwrap_or(i32::MAX);
+    let mut found = vec![me];
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        found.extend(all.iter().filter(|(_, entry)| entry.parent == parent).map(|(pid, _)| *pid));
+        next += 1;
+    }
+    found.retain(|pid| *pid != me && all.get(pid).is_some_and(|entry| !entry.dead));
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_not_run_is_told_apart() {
+        assert!(look_up(OsStr::new("sh")).is_ok());
+        assert!(look_up(OsStr::new("/etc/passwd")).is_err_and(|no| no.outcome == Outcome::NotExecutable));
+        assert!(look_up(OsStr::new("/nonexistent")).is_err_and(|no| no.outcome == Outcome::NotFound));
+        assert!(look_up(OsStr::new("")).is_err_and(|no| no.outcome == Outcome::NotFound));
+        assert!(look_up(OsStr::new("cd /srv")).is_err_and(|no| no.words.contains("sh -c")));
+    }
+}

@@ -1,0 +1,254 @@
+//! Every word for people (stderr) and for scripts (stdout, JSON): one line an event, lower case, no
+//! full stop. A stream that is closed or full is no reason to panic.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::clock::wall_us;
+use crate::lock::{Holding, Mode, Name, Owner, duration_words};
+use crate::outcome::Outcome;
+use crate::store::{self, Lost, Status, StoreError};
+use crate::supervise::Event;
+use crate::wait::InTheWay;
+use crate::watch::Why;
+
+/// Says one line on stderr.
+pub fn say(words: &str) {
+    let line = format!("dlock: {}\n", words.replace('\n', " "));
+    let _ = io::stderr().lock().write_all(line.as_bytes());
+}
+
+/// Says why, and passes the outcome on.
+pub fn fail(outcome: Outcome, words: &str) -> Outcome {
+    // A usage error of several lines keeps them: they are a list of what is possible.
+    let _ = io::stderr().lock().write_all(format!("dlock: {words}\n").as_bytes());
+    outcome
+}
+
+/// Prints a result on stdout; if that fails, the outcome is the system's refusal.
+pub fn print(text: &str, outcome: Outcome) -> Outcome {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => outcome,
+        Err(error) => fail(Outcome::System, &format!("cannot write to standard output: {error}")),
+    }
+}
+
+/// A store's error.
+pub fn store_failed(error: &StoreError) -> Outcome {
+    match error {
+        StoreError::Unavailable(words) => fail(Outcome::Unavailable, &format!("store unavailable: {words}")),
+        StoreError::Denied(words) => fail(Outcome::Denied, &format!("denied: {words}")),
+    }
+}
+
+/// The list of stores, from their table.
+pub fn stores() -> String {
+    store::BACKENDS.iter().fold(String::new(), |mut out, row| {
+        let _ = writeln!(out, "  {:<38} {}", row.form, row.about);
+        out
+    })
+}
+
+/// Who, in a few words.
+pub fn who(owner: &Owner) -> String {
+    let label = owner.label.as_ref().map_or(String::new(), |label| format!(" ({})", printable(label)));
+    let program = if owner.program.is_empty() { String::new() } else { format!(", {}", printable(&owner.program)) };
+    format!("{}@{} pid {}{program}{label}", printable(&owner.user), printable(&owner.host), owner.pid)
+}
+
+/// What a terminal would act on is escaped.
+fn printable(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] }).collect()
+}
+
+fn held(holding: &Holding) -> String {
+    let Some(owner) = &holding.owner else {
+        return format!("a client that left no record, expires in {}", about(holding.expires_in));
+    };
+    let mut words = who(owner);
+    if let Some(at) = holding.acquired_at_us {
+        let age = Duration::from_micros(wall_us().saturating_sub(at));
+        let _ = write!(words, ", since {} ({} ago)", utc(at), about(age));
+    }
+    let _ = write!(words, ", expires in {}", about(holding.expires_in));
+    if let Some(by) = &holding.broken_by {
+        let _ = write!(words, ", broken by {} and ending", who(by));
+    }
+    words
+}
+
+fn about(span: Duration) -> String {
+    let fine = if span < Duration::from_secs(10) { 100 } else { 1000 };
+    duration_words(Duration::from_millis(u64::try_from(span.as_millis()).unwrap_or(0).div_ceil(fine) * fine))
+}
+
+/// A moment of the wall clock: ISO 8601, UTC.
+pub fn utc(us: u64) -> String {
+    let days = i64::try_from(us / 86_400_000_000).unwrap_or(0);
+    let seconds = us / 1_000_000 % 86_400;
+    // Civil date from days since 1970: H. Hinnant, "chrono-Compatible Low-Level Date Algorithms".
+    let z = days + 719_468;
+    let era = z.div_euclid(146_097);
+    let doe = z.rem_euclid(146_097);
+    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
+    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
+    let mp = (5 * doy + 2) / 153;
+    let month = if mp < 10 { mp + 3 } else { mp - 9 };
+    let year = yoe + era * 400 + i64::from(month <= 2);
+    let day = doy - (153 * mp + 2) / 5 + 1;
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", seconds / 3600, seconds / 60 % 60, seconds % 60)
+}
+
+fn in_the_way(way: &InTheWay) -> String {
+    let mut words = match way.holders.first() {
+        Some(holding) => format!("held by {}", held(holding)),
+        None => "others wait in front".into(),
+    };
+    if way.waiting > 0 {
+        let _ = write!(words, ", {} waiting", way.waiting);
+    }
+    words
+}
+
+/// What to say of what happens under `run` and `acquire`.
+pub struct Voice {
+    /// The resource.
+    pub name: Name,
+    /// The store without its password.
+    pub store: String,
+    /// Nothing when busy.
+    pub quiet: bool,
+    /// More.
+    pub verbose: bool,
+}
+
+impl Voice {
+    /// Words one event.
+    pub fn hear(&self, event: &Event) {
+        let name = printable(self.name.as_str());
+        match event {
+            Event::Waiting(Ok(way)) if !self.quiet => say(&format!("waiting for '{name}': {}", in_the_way(way))),
+            Event::Waiting(Err(StoreError::Unavailable(words))) => say(&format!("waiting for '{name}': store unavailable: {words}")),
+            Event::Waiting(_) => {}
+            Event::Busy(_) if self.quiet => {}
+            Event::Busy(way) if way.own_parent => {
+                say(&format!("busy: '{name}' is already held by this job's own parent, {}", in_the_way(way)))
+            }
+            Event::Busy(way) => {
+                let waited =
+                    if way.waited < Duration::from_millis(100) { String::new() } else { format!(", waited {}", about(way.waited)) };
+                say(&format!("busy: '{name}' is {}{waited} ({})", in_the_way(way), self.store));
+            }
+            Event::Failed(error) => match error {
+                StoreError::Unavailable(words) => say(&format!("cannot lock '{name}': store unavailable: {words}; try later")),
+                StoreError::Denied(words) => say(&format!("cannot lock '{name}': denied: {words}")),
+            },
+            Event::Granted(lease) if self.verbose => {
+                let fence = lease.fence.map_or(String::new(), |fence| format!(", fencing token {fence}"));
+                say(&format!("locked '{name}' in {} for {}{fence}", self.store, duration_words(lease.ttl)));
+            }
+            Event::Late(StoreError::Unavailable(words) | StoreError::Denied(words)) if self.verbose => {
+                say(&format!("renewal of '{name}' failed, trying again: {words}"));
+            }
+            Event::Granted(_) | Event::Late(_) => {}
+            Event::Lost(lost) => say(&format!(
+                "lock on '{name}' was lost: {}",
+                match lost {
+                    Lost::Absent => "its record is gone from the store".into(),
+                    Lost::Foreign(holding) => format!("now held by {}", held(holding)),
+                    Lost::Broken { by } => format!("broken by {}", who(by)),
+                }
+            )),
+            Event::Stopping(Why::Lost) => say("stopping the command"),
+            Event::Stopping(Why::Silent) => {
+                say(&format!("lock on '{name}' could not be renewed in time at {}: stopping the command", self.store));
+            }
+            Event::Stopping(Why::Overran) => say("stopping the command after --max-runtime"),
+            Event::NotReleased(words) => say(&format!("could not release '{name}', it expires by itself: {words}")),
+            Event::Trouble(words) => say(words),
+        }
+    }
+}
+
+/// `status` for people.
+pub fn status_text(status: &Status, store: &str) -> String {
+    let name = printable(status.name.as_str());
+    if status.holders.is_empty() {
+        return format!("{name}: free ({store})\n");
+    }
+    let mut out = format!("{name}: held ({store})\n");
+    for holding in &status.holders {
+        let fence = holding.fence.map_or(String::new(), |fence| format!(", fencing token {fence}"));
+        let _ = writeln!(out, "  holder: {}{fence}", held(holding));
+    }
+    for (at, (owner, waited)) in status.waiters.iter().enumerate() {
+        let _ = writeln!(out, "  waiter {}: {}, for {}", at + 1, who(owner), about(*waited));
+    }
+    out
+}
+
+fn owner_json(owner: &Owner) -> Value {
+    json!({"user": owner.user, "host": owner.host, "pid": owner.pid, "program": owner.program, "label": owner.label})
+}
+
+/// A lease as JSON; no token.
+pub fn holding_json(holding: &Holding) -> Value {
+    let mode = match holding.mode {
+        Mode::Exclusive => "exclusive",
+        Mode::Shared { .. } => "shared",
+    };
+    json!({
+        "owner": holding.owner.as_ref().map(owner_json),
+        "mode": mode,
+        "fencing_token": holding.fence,
+        "acquired_at": holding.acquired_at_us.map(utc),
+        "heartbeat_at": holding.heartbeat_us.map(utc),
+        "expires_in_ms": u64::try_from(holding.expires_in.as_millis()).unwrap_or(u64::MAX),
+        "expires_at": utc(wall_us().saturating_add(u64::try_from(holding.expires_in.as_micros()).unwrap_or(0))),
+        "broken_by": holding.broken_by.as_ref().map(owner_json),
+    })
+}
+
+/// `status` as JSON.
+pub fn status_json(status: &Status) -> Value {
+    json!({
+        "resource": status.name.as_str(),
+        "held": !status.holders.is_empty(),
+        "holders": status.holders.iter().map(holding_json).collect::<Vec<_>>(),
+        "waiters": status.waiters.iter().map(|(owner, waited)| json!({
+            "owner": owner_json(owner),
+            "waiting_ms": u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+        })).collect::<Vec<_>>(),
+        "last_fencing_token": status.last_fence,
+    })
+}
+
+/// One JSON document and a newline.
+pub fn document(value: &Value) -> String {
+    format!("{value}\n")
+}
+
+/// `list` for people.
+pub fn list_text(all: &[Status]) -> String {
+    all.iter().fold(String::new(), |mut out, status| {
+        let holder = status.holders.first().map_or("free".into(), held);
+        let _ = writeln!(out, "{}  {holder}, {} waiting", printable(status.name.as_str()), status.waiters.len());
+        out
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_utc() {
+        assert_eq!(utc(0), "1970-01-01T00:00:00Z");
+        assert_eq!(utc(951_827_696_000_000), "2000-02-29T12:34:56Z");
+        assert_eq!(utc(1_796_083_199_000_000), "2026-11-30T23:59:59Z");
+    }
+}

@@ -1,0 +1,160 @@
+//! What a store can be asked, what it answers, and the one table of stores.
+//!
+//! A store never sees a local instant and never decides when a lease is over for its holder: the
+//! caller notes the time before it asks. Busy and lost are answers, not errors.
+
+use std::time::Duration;
+
+use crate::lock::{Claim, Holding, Name, Owner, Request};
+
+pub mod file;
+
+/// The answer to `acquire`.
+#[derive(Debug)]
+pub enum Acquired {
+    /// The lease is the asker's.
+    Granted {
+        /// Fencing token.
+        fence: Option<u64>,
+        /// Slot number, with `--slots`.
+        slot: Option<u32>,
+        /// The TTL granted.
+        ttl: Duration,
+    },
+    /// Somebody else's.
+    Busy {
+        /// Whose.
+        holders: Vec<Holding>,
+        /// How many wait in all.
+        waiting: u32,
+        /// Ask again after this long at the latest.
+        retry_in: Duration,
+        /// The job that dlock was started in holds it itself.
+        own_parent: bool,
+    },
+}
+
+/// The answer to `refresh`.
+#[derive(Debug)]
+pub enum Refreshed {
+    /// Renewed.
+    Kept {
+        /// The TTL granted.
+        ttl: Duration,
+    },
+    /// Not the asker's any more.
+    Lost(Lost),
+}
+
+/// Why a lease is lost.
+#[derive(Debug, Clone)]
+pub enum Lost {
+    /// The store has no such lease.
+    Absent,
+    /// Somebody else holds it.
+    Foreign(Box<Holding>),
+    /// Somebody broke it.
+    Broken {
+        /// Who.
+        by: Owner,
+    },
+}
+
+/// The answer to `release`.
+#[derive(Debug)]
+pub enum Released {
+    /// It was the asker's and is free.
+    Freed,
+    /// It was not the asker's.
+    NotHeld(Option<Box<Holding>>),
+}
+
+/// The state of one resource.
+#[derive(Debug)]
+pub struct Status {
+    /// The resource.
+    pub name: Name,
+    /// Its holders; none when free.
+    pub holders: Vec<Holding>,
+    /// Who waits, first in line first, with how long they have waited.
+    pub waiters: Vec<(Owner, Duration)>,
+    /// The last fencing token granted.
+    pub last_fence: Option<u64>,
+    /// Does the claim that was asked about hold it?
+    pub held_by_claim: bool,
+}
+
+/// What goes wrong with a store. The text is whole: what was tried, and the store's own words.
+#[derive(Debug)]
+pub enum StoreError {
+    /// Try later.
+    Unavailable(String),
+    /// Only a person can mend it.
+    Denied(String),
+}
+
+/// One place where locks live.
+pub trait Store: Send {
+    /// Asks for a lease; asking again with the same token is the same lease.
+    fn acquire(&mut self, request: &Request) -> Result<Acquired, StoreError>;
+    /// Renews a lease; never creates one.
+    fn refresh(&mut self, claim: &Claim, ttl: Duration) -> Result<Refreshed, StoreError>;
+    /// Frees the lease if the token owns it, and leaves the line.
+    fn release(&mut self, claim: &Claim) -> Result<Released, StoreError>;
+    /// Ends others' leases: those without a process at once, a `run` is marked and told.
+    fn break_lease(&mut self, name: &Name, by: &Owner) -> Result<Vec<Holding>, StoreError>;
+    /// The state of a resource; `claim` asks besides whether this token holds it.
+    fn status(&mut self, name: &Name, claim: Option<&Claim>) -> Result<Status, StoreError>;
+    /// All resources that are held or waited for and whose names begin with `prefix`.
+    fn list(&mut self, prefix: &str) -> Result<Vec<Status>, StoreError>;
+    /// Returns when something may have changed, or after `at_most`. A hint, never an answer.
+    fn await_change(&mut self, claim: &Claim, at_most: Duration) -> Result<(), StoreError>;
+    /// The longest that the next calls may take.
+    fn limit(&mut self, op: Duration);
+}
+
+/// A row of the table of stores.
+pub struct Backend {
+    /// The scheme of its URLs.
+    pub scheme: &'static str,
+    /// The form of its URLs, for help.
+    pub form: &'static str,
+    /// One line on what it is.
+    pub about: &'static str,
+    check: fn(&str) -> Result<(), String>,
+    open: fn(&str) -> Result<Box<dyn Store>, StoreError>,
+    shown: fn(&str) -> String,
+}
+
+/// All stores. Help, README and the message about unknown schemes come from here.
+pub const BACKENDS: &[Backend] = &[Backend {
+    scheme: "file",
+    form: "file:///DIR",
+    about: "a local directory; one machine",
+    check: file::check,
+    open: file::open,
+    shown: str::to_owned,
+}];
+
+fn backend(url: &str) -> Result<&'static Backend, String> {
+    let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+    BACKENDS.iter().find(|row| row.scheme == scheme).ok_or_else(|| {
+        let known: Vec<_> = BACKENDS.iter().map(|row| row.form).collect();
+        format!("the store URL has no known scheme; known are {}", known.join(", "))
+    })
+}
+
+/// Checks a URL without contacting anything. The error never repeats the URL: it may hold a password.
+pub fn check(url: &str) -> Result<(), String> {
+    (backend(url)?.check)(url)
+}
+
+/// Opens a checked URL.
+pub fn open(url: &str) -> Result<Box<dyn Store>, StoreError> {
+    (backend(url).map_err(StoreError::Denied)?.open)(url)
+}
+
+/// The store for people, without its password and without a connection to it.
+pub fn shown(url: &str) -> String {
+    backend(url).map_or_else(|_| "the store".into(), |row| (row.shown)(url))
+}

@@ -1,0 +1,611 @@
+//! The embedded store: a directory on one machine.
+//!
+//! One record a resource, changed under one of 256 bucket locks that are never unlinked, written
+//! aside and renamed. No fsync for leases: a reboot is recognised by the boot id, and exclusion uses
+//! CLOCK_BOOTTIME only. A `run` holds a kernel lock (flock(2)) on a file of its own for as long as it
+//! lives; while it does nobody takes over, whatever the clock says, which also works between
+//! containers, where pids mean nothing. Waiters sleep on a named pipe each; a release wakes the first.
+
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Acquired, Lost, Refreshed, Released, Status, Store, StoreError};
+use crate::clock::{Moment, boot_id, wall_us};
+use crate::lock::{Claim, Holding, Keeping, Mode, Name, Owner, Request, Token};
+use crate::sys;
+
+/// The layout of a record; another one is refused, never guessed at.
+const LAYOUT: u32 = 1;
+/// A waiter that was woken and has not asked again after this long loses its place.
+const WAKE_LIMIT: Duration = Duration::from_secs(2);
+/// The first in line looks by itself this often: its holder may have died without a release.
+const FIRST_LOOKS: Duration = Duration::from_secs(1);
+/// All others look this often.
+const OTHERS_LOOK: Duration = Duration::from_secs(15);
+
+#[derive(Serialize, Deserialize)]
+struct Record {
+    layout: u32,
+    name: Name,
+    boot: String,
+    holder: Option<Holder>,
+    #[serde(default)]
+    line: Vec<Waiter>,
+    fence: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Holder {
+    token: Token,
+    owner: Owner,
+    mode: Mode,
+    fence: u64,
+    ttl_us: u64,
+    deadline_us: u64,
+    acquired_at_us: u64,
+    heartbeat_us: u64,
+    /// The file whose kernel lock proves that this holder lives; none for `acquire`.
+    alive: Option<String>,
+    #[serde(default)]
+    broken_by: Option<Owner>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Waiter {
+    token: Token,
+    owner: Owner,
+    /// The named pipe that it sleeps on, and whose kernel lock proves that it lives.
+    alive: String,
+    since_us: u64,
+    woken_us: Option<u64>,
+}
+
+/// The store in one directory.
+pub struct Files {
+    dir: PathBuf,
+    boot: String,
+    /// Kernel locks of this process: name of the file to the open file.
+    locks: HashMap<String, File>,
+}
+
+/// Checks a `file:` URL without touching the directory.
+pub fn check(url: &str) -> Result<(), String> {
+    directory(url).map(drop)
+}
+
+/// Opens the store; makes the directory only where it is the default of this user.
+pub fn open(url: &str) -> Result<Box<dyn Store>, StoreError> {
+    let dir = directory(url).map_err(StoreError::Denied)?;
+    let boot = boot_id().map_err(|error| StoreError::Denied(format!("cannot read the boot id: {error}; is /proc mounted?")))?;
+    if let Some(kind) = sys::remote_file_system(&dir) {
+        return Err(StoreError::Denied(format!(
+            "{} is on {kind}, whose locks do not hold between hosts; use a local directory or a network store",
+            dir.display()
+        )));
+    }
+    if !dir.is_dir() {
+        if default_dir().as_deref() == Some(dir.as_path()) {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(|error| trouble(&dir, &error))?;
+        } else {
+            let error = match fs::metadata(&dir) {
+                Ok(_) => io::Error::from(io::ErrorKind::NotADirectory),
+                Err(error) => error,
+            };
+            return Err(StoreError::Denied(format!("the lock directory {}: {error}; make it first", dir.display())));
+        }
+    }
+    Ok(Box::new(Files { dir, boot, locks: HashMap::new() }))
+}
+
+/// The default directory of this user: it does not depend on the environment, which differs between
+/// a login and cron.
+pub fn default_dir() -> Option<PathBuf> {
+    if sys::uid() == 0 {
+        return Some("/var/lib/dlock".into());
+    }
+    sys::user().map(|(_, home)| Path::new(&home).join(".local/state/dlock"))
+}
+
+fn directory(url: &str) -> Result<PathBuf, String> {
+    let path = url.strip_prefix("file://").unwrap_or(url);
+    if !path.starts_with('/') || path.contains('?') {
+        return Err("a file store is file:///DIR with an absolute path".into());
+    }
+    Ok(PathBuf::from(path))
+}
+
+/// Words an I/O error: which path, the system's words, what next; and whether waiting can help.
+fn trouble(path: &Path, error: &io::Error) -> StoreError {
+    use io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem, Unsupported};
+    let at = path.display();
+    match error.raw_os_error() {
+        Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS) => {
+            return StoreError::Denied(format!(
+                "this file system does not support locks ({at}: {error}); use a local directory or a network store"
+            ));
+        }
+        _ if error.kind() == Unsupported => return StoreError::Denied(format!("{at}: {error}")),
+        _ => {}
+    }
+    match error.kind() {
+        PermissionDenied => {
+            let whose = fs::metadata(path)
+                .or_else(|_| fs::metadata(path.parent().unwrap_or(path)))
+                .map_or(String::new(), |found| format!(" (owner uid {}, mode {:04o})", found.uid(), found.mode() & 0o7777));
+            StoreError::Denied(format!("{at}: {error}{whose}; use a directory that all its users may write (mode 1777)"))
+        }
+        ReadOnlyFilesystem | NotFound => StoreError::Denied(format!("{at}: {error}")),
+        _ => StoreError::Unavailable(format!("{at}: {error}")),
+    }
+}
+
+/// A name as a file name: letters, digits, `-`, `_` and `.` stay, all else is `%XX`; what would be too
+/// long for a file name ends in a digest, and the record's own name tells the rest apart.
+fn encode(name: &str) -> String {
+    let mut out = String::new();
+    for (at, byte) in name.bytes().enumerate() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => out.push(byte as char),
+            b'.' if at > 0 => out.push('.'),
+            _ => out += &format!("%{byte:02X}"),
+        }
+    }
+    if out.len() > 200 {
+        // Two digests with different seeds, 128 bits; `~` can't come from the encoding above.
+        out.truncate(160);
+        out += &format!("~{:016x}{:016x}", digest(name.as_bytes(), 0), digest(name.as_bytes(), 0x9e37_79b9));
+    }
+    out
+}
+
+/// FNV-1a, 64 bits (draft-eastlake-fnv): the same in every version of dlock, unlike std's hasher.
+fn digest(bytes: &[u8], seed: u64) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325 ^ seed, |sum, &byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+fn random_name() -> String {
+    uuid::Uuid::new_v4().simple().to_string()
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}
+
+impl Files {
+    fn record_path(&self, name: &str) -> PathBuf {
+        self.dir.join("locks").join(encode(name))
+    }
+
+    fn alive_path(&self, id: &str) -> PathBuf {
+        self.dir.join("alive").join(id)
+    }
+
+    /// Makes a directory of the store, writable to whom the store itself is.
+    fn ensure_dir(&self, sub: &str) -> Result<(), StoreError> {
+        let path = self.dir.join(sub);
+        match fs::create_dir(&path) {
+            Ok(()) => {
+                let mode = fs::metadata(&self.dir).map_err(|error| trouble(&self.dir, &error))?.mode() & 0o777;
+                fs::set_permissions(&path, fs::Permissions::from_mode(mode)).map_err(|error| trouble(&path, &error))
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(error) => Err(trouble(&path, &error)),
+        }
+    }
+
+    /// Opens a file of the store, retrying once after making its directory. O_CREAT only when the
+    /// file is absent: `fs.protected_regular` refuses it even to root in a sticky directory.
+    fn open_shared(&self, sub: &str, name: &str) -> Result<File, StoreError> {
+        let path = self.dir.join(sub).join(name);
+        match OpenOptions::new().read(true).write(true).open(&path) {
+            Ok(file) => return Ok(file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(trouble(&path, &error)),
+        }
+        self.ensure_dir(sub)?;
+        let made = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+        match made {
+            Ok(file) => {
+                let mode = fs::metadata(&self.dir).map_or(0o600, |dir| dir.mode() & 0o666);
+                file.set_permissions(fs::Permissions::from_mode(mode)).map_err(|error| trouble(&path, &error))?;
+                Ok(file)
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                OpenOptions::new().read(true).write(true).open(&path).map_err(|error| trouble(&path, &error))
+            }
+            Err(error) => Err(trouble(&path, &error)),
+        }
+    }
+
+    /// Runs `work` under the bucket lock of a name. The lock ends with the file.
+    fn under_lock<T>(&mut self, name: &Name, work: impl FnOnce(&mut Self) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let bucket = format!("{:02x}", digest(name.as_str().as_bytes(), 0) & 0xff);
+        let path = self.dir.join("buckets").join(&bucket);
+        for _ in 0..100 {
+            let file = self.open_shared("buckets", &bucket)?;
+            loop {
+                match file.lock() {
+                    Ok(()) => break,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(trouble(&path, &error)),
+                }
+            }
+            // Somebody may have deleted the path in the meantime: then this lock means nothing.
+            let ours = file.metadata().map_err(|error| trouble(&path, &error))?;
+            if fs::metadata(&path).is_ok_and(|now| now.ino() == ours.ino() && now.dev() == ours.dev()) {
+                return work(self);
+            }
+        }
+        Err(StoreError::Unavailable(format!("{}: deleted again and again while it is used", path.display())))
+    }
+
+    /// Reads a record; `None` for none or a broken one, which a dead run may leave on a full disk.
+    fn read(&self, name: &Name) -> Result<Option<Record>, StoreError> {
+        let path = self.record_path(name.as_str());
+        match fs::read(&path) {
+            Ok(bytes) => match serde_json::from_slice::<Record>(&bytes) {
+                Ok(record) if record.layout != LAYOUT => Err(StoreError::Denied(format!(
+                    "{}: a record of layout {}, this dlock knows {LAYOUT}; use one version of dlock",
+                    path.display(),
+                    record.layout
+                ))),
+                Ok(record) if record.name == *name => Ok(Some(record)),
+                Ok(_) => Err(StoreError::Denied(format!("{}: holds another resource's record", path.display()))),
+                Err(_) => Ok(None),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(trouble(&path, &error)),
+        }
+    }
+
+    /// Reads a record and drops from it what is over: leases of another boot or past their deadline
+    /// without a live holder, and waiters that died or were woken and never came.
+    fn load(&self, name: &Name) -> Result<Record, StoreError> {
+        let now = Moment::now().0;
+        let mut record = self.read(name)?.unwrap_or_else(|| Record {
+            layout: LAYOUT,
+            name: name.clone(),
+            boot: self.boot.clone(),
+            holder: None,
+            line: Vec::new(),
+            fence: 0,
+        });
+        if record.boot != self.boot {
+            record.boot.clone_from(&self.boot);
+            record.holder = None;
+            record.line.clear();
+        }
+        if let Some(holder) = &record.holder {
+            let lives = holder.alive.as_ref().is_some_and(|id| self.is_alive(id));
+            if !lives && now >= holder.deadline_us {
+                if let Some(id) = &holder.alive {
+                    let _ = fs::remove_file(self.alive_path(id));
+                }
+                record.holder = None;
+            }
+        }
+        record.line.retain(|waiter| {
+            let late = waiter.woken_us.is_some_and(|at| now > at + micros(WAKE_LIMIT));
+            let stays = !late && self.is_alive(&waiter.alive);
+            if !stays {
+                let _ = fs::remove_file(self.alive_path(&waiter.alive));
+            }
+            stays
+        });
+        Ok(record)
+    }
+
+    /// Writes aside and renames, so that a reader never sees half a record. An empty one with no
+    /// fence is not written.
+    fn save(&self, record: &Record) -> Result<(), StoreError> {
+        self.ensure_dir("locks")?;
+        let path = self.record_path(record.name.as_str());
+        let aside = self.dir.join("locks").join(format!(".{}", random_name()));
+        let bytes = serde_json::to_vec(record).map_err(|error| StoreError::Unavailable(error.to_string()))?;
+        let mode = fs::metadata(&self.dir).map_or(0o600, |dir| dir.mode() & 0o666);
+        let written = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside).and_then(|mut file| {
+            file.write_all(&bytes)?;
+            file.set_permissions(fs::Permissions::from_mode(mode))?;
+            fs::rename(&aside, &path)
+        });
+        written.map_err(|error| {
+            let _ = fs::remove_file(&aside);
+            trouble(&path, &error)
+        })
+    }
+
+    /// Does somebody hold the kernel lock of this file? Asked under the bucket lock, so that two
+    /// askers can't take each other for the living. No file is no proof.
+    fn is_alive(&self, id: &str) -> bool {
+        if self.locks.contains_key(id) {
+            return true;
+        }
+        let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(self.alive_path(id));
+        match opened {
+            Ok(file) => matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)),
+            // What can't be opened may still be held: the deadline decides then.
+            Err(_) => false,
+        }
+    }
+
+    /// Makes a file and holds its kernel lock for as long as this process (and store) lives.
+    fn prove_life(&mut self, fifo: bool) -> Result<String, StoreError> {
+        let id = random_name();
+        let path = self.alive_path(&id);
+        self.ensure_dir("alive")?;
+        let mode = fs::metadata(&self.dir).map_or(0o600, |dir| dir.mode() & 0o666);
+        let file = if fifo {
+            sys::make_fifo(&path, mode).and_then(|()| OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&path))
+        } else {
+            OpenOptions::new().read(true).write(true).create_new(true).open(&path)
+        };
+        let file = file.map_err(|error| trouble(&path, &error))?;
+        file.set_permissions(fs::Permissions::from_mode(mode)).map_err(|error| trouble(&path, &error))?;
+        if let Err(TryLockError::Error(error)) = file.try_lock() {
+            let _ = fs::remove_file(&path);
+            return Err(trouble(&path, &error));
+        }
+        self.locks.insert(id.clone(), file);
+        Ok(id)
+    }
+
+    fn forget(&mut self, id: &str) {
+        let _ = fs::remove_file(self.alive_path(id));
+        self.locks.remove(id);
+    }
+
+    fn leave_line(&mut self, record: &mut Record, token: &Token) -> bool {
+        let before = record.line.len();
+        let gone: Vec<String> = record.line.iter().filter(|w| w.token == *token).map(|w| w.alive.clone()).collect();
+        record.line.retain(|waiter| waiter.token != *token);
+        gone.iter().for_each(|id| self.forget(id));
+        record.line.len() != before
+    }
+
+    /// Wakes the first in line through its own pipe.
+    fn wake_first(&self, record: &mut Record) {
+        if let Some(first) = record.line.first_mut() {
+            let opened = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(self.dir.join("alive").join(&first.alive));
+            if let Ok(mut pipe) = opened {
+                let _ = pipe.write(b"!");
+                first.woken_us.get_or_insert(Moment::now().0);
+            }
+        }
+    }
+
+    fn holdings(record: &Record) -> Vec<Holding> {
+        let now = Moment::now().0;
+        record.holder.iter().map(|holder| holder.seen(now)).collect()
+    }
+
+    fn state(record: &Record, claim: Option<&Claim>) -> Status {
+        let now = Moment::now().0;
+        Status {
+            name: record.name.clone(),
+            holders: Self::holdings(record),
+            waiters: record.line.iter().map(|w| (w.owner.clone(), Duration::from_micros(now.saturating_sub(w.since_us)))).collect(),
+            last_fence: (record.fence > 0).then_some(record.fence),
+            held_by_claim: claim.is_some_and(|claim| record.holder.as_ref().is_some_and(|holder| holder.token == claim.token)),
+        }
+    }
+}
+
+impl Holder {
+    fn seen(&self, now: u64) -> Holding {
+        Holding {
+            owner: Some(self.owner.clone()),
+            mode: self.mode,
+            fence: Some(self.fence),
+            acquired_at_us: Some(self.acquired_at_us),
+            heartbeat_us: Some(self.heartbeat_us),
+            expires_in: Duration::from_micros(self.deadline_us.saturating_sub(now)),
+            broken_by: self.broken_by.clone(),
+        }
+    }
+}
+
+impl Store for Files {
+    fn acquire(&mut self, request: &Request) -> Result<Acquired, StoreError> {
+        let claim = &request.claim;
+        self.under_lock(&claim.name, |store| {
+            let mut record = store.load(&claim.name)?;
+            if let Some(holder) = record.holder.as_ref().filter(|holder| holder.token == claim.token) {
+                return Ok(Acquired::Granted { fence: Some(holder.fence), slot: None, ttl: Duration::from_micros(holder.ttl_us) });
+            }
+            let place = record.line.iter().position(|waiter| waiter.token == claim.token);
+            let ahead = place.unwrap_or(record.line.len());
+            if record.holder.is_none() && ahead == 0 {
+                let alive = match request.keeping {
+                    Keeping::Process => Some(store.prove_life(false)?),
+                    Keeping::Lease => None,
+                };
+                store.leave_line(&mut record, &claim.token);
+                let (now, wall) = (Moment::now(), wall_us());
+                record.fence = (record.fence + 1).max(wall);
+                let granted = Acquired::Granted { fence: Some(record.fence), slot: None, ttl: request.ttl };
+                record.holder = Some(Holder {
+                    token: claim.token.clone(),
+                    owner: request.owner.clone(),
+                    mode: request.mode,
+                    fence: record.fence,
+                    ttl_us: micros(request.ttl),
+                    deadline_us: (now + request.ttl).0,
+                    acquired_at_us: wall,
+                    heartbeat_us: wall,
+                    alive: alive.clone(),
+                    broken_by: None,
+                });
+                if let Err(error) = store.save(&record) {
+                    alive.iter().for_each(|id| store.forget(id));
+                    return Err(error);
+                }
+                return Ok(granted);
+            }
+            let own_parent =
+                record.holder.as_ref().is_some_and(|holder| request.parent.as_ref().is_some_and(|parent| *parent == holder.token));
+            if request.queue && !own_parent {
+                match place {
+                    Some(at) => record.line[at].woken_us = None,
+                    None => {
+                        let alive = store.prove_life(true)?;
+                        record.line.push(Waiter {
+                            token: claim.token.clone(),
+                            owner: request.owner.clone(),
+                            alive,
+                            since_us: Moment::now().0,
+                            woken_us: None,
+                        });
+                    }
+                }
+                if record.holder.is_none() {
+                    store.wake_first(&mut record);
+                }
+                store.save(&record)?;
+            }
+            let holders = Self::holdings(&record);
+            let soonest = holders.iter().map(|holding| holding.expires_in + Duration::from_millis(1)).min();
+            let look = if ahead == 0 { FIRST_LOOKS } else { OTHERS_LOOK };
+            Ok(Acquired::Busy {
+                waiting: u32::try_from(record.line.len()).unwrap_or(u32::MAX),
+                retry_in: if ahead == 0 { soonest.unwrap_or(look).clamp(Duration::from_millis(200), look) } else { look },
+                holders,
+                own_parent,
+            })
+        })
+    }
+
+    fn refresh(&mut self, claim: &Claim, ttl: Duration) -> Result<Refreshed, StoreError> {
+        self.under_lock(&claim.name, |store| {
+            let mut record = store.load(&claim.name)?;
+            match &mut record.holder {
+                Some(holder) if holder.token == claim.token => {
+                    if let Some(by) = &holder.broken_by {
+                        return Ok(Refreshed::Lost(Lost::Broken { by: by.clone() }));
+                    }
+                    holder.ttl_us = micros(ttl);
+                    holder.deadline_us = (Moment::now() + ttl).0;
+                    holder.heartbeat_us = wall_us();
+                    store.save(&record)?;
+                    Ok(Refreshed::Kept { ttl })
+                }
+                Some(holder) => Ok(Refreshed::Lost(Lost::Foreign(Box::new(holder.seen(Moment::now().0))))),
+                None => Ok(Refreshed::Lost(Lost::Absent)),
+            }
+        })
+    }
+
+    fn release(&mut self, claim: &Claim) -> Result<Released, StoreError> {
+        self.under_lock(&claim.name, |store| {
+            let mut record = store.load(&claim.name)?;
+            let left = store.leave_line(&mut record, &claim.token);
+            let answer = match record.holder.take() {
+                Some(holder) if holder.token == claim.token => {
+                    store.wake_first(&mut record);
+                    store.save(&record)?;
+                    holder.alive.iter().for_each(|id| store.forget(id));
+                    return Ok(Released::Freed);
+                }
+                other => {
+                    record.holder = other;
+                    Released::NotHeld(Self::holdings(&record).pop().map(Box::new))
+                }
+            };
+            if left {
+                if record.holder.is_none() {
+                    store.wake_first(&mut record);
+                }
+                store.save(&record)?;
+            }
+            Ok(answer)
+        })
+    }
+
+    fn break_lease(&mut self, name: &Name, by: &Owner) -> Result<Vec<Holding>, StoreError> {
+        self.under_lock(name, |store| {
+            let mut record = store.load(name)?;
+            let broken = Self::holdings(&record);
+            if let Some(holder) = &mut record.holder {
+                holder.broken_by = Some(by.clone());
+                let lives = holder.alive.as_ref().is_some_and(|id| store.is_alive(id));
+                if !lives {
+                    record.holder = None;
+                    store.wake_first(&mut record);
+                }
+                store.save(&record)?;
+            }
+            Ok(broken)
+        })
+    }
+
+    fn status(&mut self, name: &Name, claim: Option<&Claim>) -> Result<Status, StoreError> {
+        // Reads without the bucket lock where it can't be had: a read-only directory still answers.
+        let looked = self.under_lock(name, |store| Ok(Self::state(&store.load(name)?, claim)));
+        match looked {
+            Err(StoreError::Denied(_)) if self.dir.is_dir() => Ok(Self::state(&self.load(name)?, claim)),
+            looked => looked,
+        }
+    }
+
+    fn list(&mut self, prefix: &str) -> Result<Vec<Status>, StoreError> {
+        let dir = self.dir.join("locks");
+        let entries = match fs::read_dir(&dir) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(trouble(&dir, &error)),
+        };
+        let mut all = Vec::new();
+        for entry in entries.flatten().filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b".")) {
+            let name =
+                fs::read(entry.path()).ok().and_then(|bytes| serde_json::from_slice::<Record>(&bytes).ok()).map(|record| record.name);
+            if let Some(name) = name.filter(|name| name.as_str().starts_with(prefix)) {
+                let status = self.status(&name, None)?;
+                if !status.holders.is_empty() || !status.waiters.is_empty() {
+                    all.push(status);
+                }
+            }
+        }
+        all.sort_by(|a, b| a.name.as_str().cmp(b.name.as_str()));
+        Ok(all)
+    }
+
+    fn await_change(&mut self, claim: &Claim, at_most: Duration) -> Result<(), StoreError> {
+        let ids: Vec<String> = self.read(&claim.name)?.map_or(Vec::new(), |record| {
+            record.line.into_iter().filter(|waiter| waiter.token == claim.token).map(|waiter| waiter.alive).collect()
+        });
+        match ids.first().and_then(|id| self.locks.get(id)) {
+            Some(mut pipe) => {
+                sys::wait_readable(&[pipe.as_raw_fd()], Some(at_most)).map_err(|error| StoreError::Unavailable(error.to_string()))?;
+                let _ = pipe.read(&mut [0; 64]);
+            }
+            None => std::thread::sleep(at_most),
+        }
+        Ok(())
+    }
+
+    fn limit(&mut self, _op: Duration) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_names_share_a_file_and_none_leaves_the_directory() {
+        let names = ["a/b", "a_b", "a%2Fb", "a b", "..", ".", "../x", "A", "a", "日本", "*", "{}", ".x"];
+        let mut files: Vec<String> = names.iter().map(|name| encode(name)).collect();
+        let long = "x".repeat(254);
+        files.extend([encode(&format!("{long}1")), encode(&format!("{long}2")), encode(&"日".repeat(85))]);
+        assert!(files.iter().all(|file| !file.contains('/') && !file.starts_with('.') && file.len() <= 200));
+        files.sort();
+        let all = files.len();
+        files.dedup();
+        assert_eq!(files.len(), all);
+    }
+}

@@ -1,0 +1,300 @@
+//! The door to the system: the one file with `unsafe`, each block justified.
+//!
+//! Signals are blocked and read from a signalfd instead of being handled: a handler would undo an
+//! inherited "ignored" (nohup), lose what arrives between fork and exec, and hide who sent it.
+//! That is why this file, and not signal-hook, stands here (signal-hook always installs a handler).
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("dlock needs Linux 5.4 or later: pidfd, CLOCK_BOOTTIME timers and parent-death signals");
+
+static SIGPIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn remember_sigpipe() {
+    // SAFETY: called once by the loader before main; sigaction with a null new action only reads.
+    unsafe {
+        let mut old: libc::sigaction = std::mem::zeroed();
+        if libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut old) == 0 {
+            SIGPIPE_WAS_IGNORED.store(old.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
+        }
+    }
+}
+
+// SAFETY: `.init_array` holds pointers to functions that the loader calls before main, which is the
+// only time to see the disposition that Rust's runtime then overwrites.
+#[unsafe(link_section = ".init_array")]
+#[used]
+static REMEMBER_SIGPIPE: extern "C" fn() = remember_sigpipe;
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// CLOCK_BOOTTIME in µs (clock_gettime(2)): counts suspend.
+pub fn boottime_us() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a valid place to write; the clock exists since Linux 2.6.39.
+    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1000
+}
+
+/// The caller's signal mask, to be given back to the command.
+#[derive(Clone, Copy)]
+pub struct Mask(libc::sigset_t);
+
+/// One signal as it came: its number, and whether the kernel (a terminal key) sent it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Signal {
+    /// Its number.
+    pub number: i32,
+    /// Sent by the kernel, not by a process.
+    pub from_kernel: bool,
+}
+
+/// Blocks every signal that can be caught and was not ignored, and returns where to read them.
+/// SIGCHLD gets its default first: a parent that ignored it would cost us the exit status.
+pub fn block_signals() -> io::Result<(OwnedFd, Mask)> {
+    // SAFETY: all structures live on this stack and are initialised by sigemptyset before use;
+    // signal(SIGCHLD, SIG_DFL) installs no handler.
+    unsafe {
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        let spared = [
+            libc::SIGKILL,
+            libc::SIGSTOP,
+            libc::SIGSEGV,
+            libc::SIGBUS,
+            libc::SIGFPE,
+            libc::SIGILL,
+            libc::SIGTRAP,
+            libc::SIGSYS,
+            libc::SIGABRT,
+            libc::SIGTSTP,
+            libc::SIGTTIN,
+            libc::SIGTTOU,
+            libc::SIGPIPE,
+        ];
+        for number in 1..=libc::SIGRTMAX() {
+            if spared.contains(&number) || (32..libc::SIGRTMIN()).contains(&number) {
+                continue;
+            }
+            let mut now: libc::sigaction = std::mem::zeroed();
+            let ignored = libc::sigaction(number, std::ptr::null(), &raw mut now) == 0 && now.sa_sigaction == libc::SIG_IGN;
+            if !ignored {
+                libc::sigaddset(&raw mut set, number);
+            }
+        }
+        let mut old: libc::sigset_t = std::mem::zeroed();
+        let error = libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut old);
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error));
+        }
+        let fd = check(libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
+        Ok((OwnedFd::from_raw_fd(fd), Mask(old)))
+    }
+}
+
+/// The next signal, if one is there.
+pub fn read_signal(fd: &OwnedFd) -> Option<Signal> {
+    // SAFETY: zeroed is a valid siginfo; read gets its exact size.
+    unsafe {
+        let mut info: libc::signalfd_siginfo = std::mem::zeroed();
+        let size = size_of::<libc::signalfd_siginfo>();
+        let read = libc::read(fd.as_raw_fd(), (&raw mut info).cast(), size);
+        (read == size as isize).then_some(Signal { number: info.ssi_signo as i32, from_kernel: info.ssi_code == 0x80 })
+    }
+}
+
+/// A pipe, both ends closed on exec and not blocking.
+pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut ends = [0; 2];
+    // SAFETY: `ends` has room for two descriptors, which are ours alone afterwards.
+    unsafe {
+        check(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK))?;
+        Ok((OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])))
+    }
+}
+
+/// Writes one byte to wake a reader; a full pipe has woken it already.
+pub fn poke(fd: &OwnedFd) {
+    // SAFETY: writes one byte from a static.
+    unsafe { libc::write(fd.as_raw_fd(), b"!".as_ptr().cast(), 1) };
+}
+
+/// Empties a pipe that was poked.
+pub fn drain(fd: &OwnedFd) {
+    let mut bytes = [0_u8; 64];
+    // SAFETY: reads into a buffer of the given size; the descriptor does not block.
+    while unsafe { libc::read(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len()) } > 0 {}
+}
+
+/// A timer on CLOCK_BOOTTIME (timerfd_create(2)).
+pub fn timer() -> io::Result<OwnedFd> {
+    // SAFETY: the returned descriptor is ours alone.
+    unsafe { Ok(OwnedFd::from_raw_fd(check(libc::timerfd_create(libc::CLOCK_BOOTTIME, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK))?)) }
+}
+
+/// Arms a timer for an absolute moment of CLOCK_BOOTTIME, µs; it fires at once if that is past.
+pub fn arm(timer: &OwnedFd, at_us: u64) -> io::Result<()> {
+    let at = at_us.max(1);
+    let value = libc::itimerspec {
+        it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 },
+        it_value: libc::timespec { tv_sec: (at / 1_000_000) as libc::time_t, tv_nsec: ((at % 1_000_000) * 1000) as libc::c_long },
+    };
+    // SAFETY: `value` is initialised; the old value is not asked for.
+    check(unsafe { libc::timerfd_settime(timer.as_raw_fd(), libc::TFD_TIMER_ABSTIME, &raw const value, std::ptr::null_mut()) })?;
+    Ok(())
+}
+
+/// Waits until one of the descriptors can be read; without a limit for as long as it takes.
+pub fn wait_readable(fds: &[RawFd], at_most: Option<Duration>) -> io::Result<()> {
+    let mut polls: Vec<libc::pollfd> = fds.iter().map(|&fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
+    let limit = at_most.map_or(-1, |span| i32::try_from(span.as_micros().div_ceil(1000)).unwrap_or(i32::MAX));
+    // SAFETY: `polls` is a valid array of the given length.
+    let result = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, limit) };
+    match check(result) {
+        Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Is there a controlling terminal? (tty(4); not `isatty`, which asks about a descriptor.)
+pub fn has_terminal() -> bool {
+    std::fs::OpenOptions::new().read(true).write(true).open("/dev/tty").is_ok()
+}
+
+/// Prepares what the command needs between fork and exec: its own group where there is no terminal,
+/// death with its parent, the caller's SIGPIPE disposition, and last the caller's signal mask.
+pub fn prepare(command: &mut Command, mask: Mask, own_group: bool) {
+    let parent = std::process::id() as libc::pid_t;
+    let keep_sigpipe_ignored = SIGPIPE_WAS_IGNORED.load(Ordering::Relaxed);
+    // SAFETY: the closure runs between fork and exec and makes async-signal-safe calls only.
+    unsafe {
+        command.pre_exec(move || {
+            if own_group {
+                check(libc::setpgid(0, 0))?;
+            }
+            check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
+            if libc::getppid() != parent {
+                libc::_exit(1); // dlock died before the line above took effect
+            }
+            if keep_sigpipe_ignored {
+                libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+            }
+            libc::sigprocmask(libc::SIG_SETMASK, &raw const mask.0, std::ptr::null_mut());
+            Ok(())
+        });
+    }
+}
+
+/// Orphans of the command come back to this process (PR_SET_CHILD_SUBREAPER).
+pub fn become_subreaper() -> io::Result<()> {
+    // SAFETY: changes one flag of this process.
+    check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) })?;
+    Ok(())
+}
+
+/// Sends a signal to a process, or to a group where `pid` is negative.
+pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
+    // SAFETY: the caller holds the pid of an unreaped child or group, or of a descendant.
+    check(unsafe { libc::kill(pid, signal) })?;
+    Ok(())
+}
+
+/// Has the child ended? It stays a zombie, so that its pid and group can't be used again.
+pub fn has_ended(pid: i32) -> io::Result<bool> {
+    // SAFETY: zeroed is a valid siginfo to be written to.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        check(libc::waitid(libc::P_PID, pid as libc::id_t, &raw mut info, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT))?;
+        Ok(info.si_pid() != 0)
+    }
+}
+
+/// Reaps one process that has ended, if it is a child of ours.
+pub fn reap(pid: i32) {
+    // SAFETY: the status is not asked for.
+    unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) };
+}
+
+/// Dies of a signal, without a core file of its own; 128+N where the signal can't kill us (PID 1).
+pub fn die_of(signal: i32) -> ! {
+    // SAFETY: resets and unblocks one signal, sends it to this process, and ends it.
+    unsafe {
+        libc::prctl(libc::PR_SET_DUMPABLE, 0);
+        libc::signal(signal, libc::SIG_DFL);
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, signal);
+        libc::kill(libc::getpid(), signal);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
+        libc::_exit(128 + signal)
+    }
+}
+
+/// Makes a named pipe with the given mode, whatever the umask.
+pub fn make_fifo(path: &Path, mode: u32) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: `path` ends with NUL.
+    unsafe {
+        check(libc::mkfifo(path.as_ptr(), mode as libc::mode_t))?;
+        check(libc::chmod(path.as_ptr(), mode as libc::mode_t))?;
+    }
+    Ok(())
+}
+
+/// The effective user id.
+pub fn uid() -> u32 {
+    // SAFETY: always succeeds.
+    unsafe { libc::geteuid() }
+}
+
+/// Name and home directory of this user by the passwd entry, not by the environment.
+pub fn user() -> Option<(String, String)> {
+    // SAFETY: getpwuid returns null or a pointer that stays valid until the next call; this process
+    // asks before it has a second thread.
+    unsafe {
+        let entry = libc::getpwuid(uid());
+        if entry.is_null() {
+            return None;
+        }
+        let text = |at: *const libc::c_char| CStr::from_ptr(at).to_string_lossy().into_owned();
+        Some((text((*entry).pw_name), text((*entry).pw_dir)))
+    }
+}
+
+/// The host's name.
+pub fn host() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").map_or_else(|_| "unknown".into(), |name| name.trim().to_owned())
+}
+
+/// Is this path on a file system whose locks mean nothing between hosts? Its name if so.
+pub fn remote_file_system(path: &Path) -> Option<&'static str> {
+    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
+    // SAFETY: zeroed is a valid place for statfs to write to.
+    let kind = unsafe {
+        let mut info: libc::statfs = std::mem::zeroed();
+        if libc::statfs(path.as_ptr(), &raw mut info) != 0 {
+            return None;
+        }
+        info.f_type as u64 & 0xffff_ffff
+    };
+    match kind {
+        0x6969 => Some("nfs"),
+        0x6573_5546 => Some("fuse"),
+        0xff53_4d42 | 0xfe53_4d42 => Some("cifs"),
+        0x0102_1997 => Some("9p"),
+        _ => None,
+    }
+}

@@ -1,0 +1,35 @@
+//! The verbs: arguments in, outcome out. Each is seen whole in its own file.
+
+use crate::args::{Args, Verb};
+use crate::outcome::Outcome;
+use crate::report;
+use crate::store::{self, Store, StoreError};
+
+mod acquire;
+mod brk;
+mod refresh;
+mod run;
+mod status;
+
+/// Runs one verb.
+pub fn run(args: Args) -> Outcome {
+    match args.verb {
+        Verb::Run(args) => run::run(args),
+        Verb::Acquire(args) => acquire::run(args),
+        Verb::Refresh { at, token, ttl } => refresh::refresh(at, token, &ttl),
+        Verb::Release { at, token } => refresh::release(at, token),
+        Verb::Status { at, token, json } => status::status(at, token, json),
+        Verb::List { prefix, store, json } => status::list(&prefix.unwrap_or_default(), store, json),
+        Verb::Break { at, yes, json } => brk::run(at, yes, json),
+    }
+}
+
+/// Opens a store and asks it one thing.
+fn ask<T>(url: &str, work: impl FnOnce(&mut dyn Store) -> Result<T, StoreError>) -> Result<T, Outcome> {
+    store::open(url).and_then(|mut store| work(&mut *store)).map_err(|error| report::store_failed(&error))
+}
+
+/// Words a usage error.
+fn usage(words: &str) -> Outcome {
+    report::fail(Outcome::Usage, words)
+}

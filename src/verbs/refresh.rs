@@ -1,0 +1,48 @@
+//! `dlock refresh` and `dlock release`: the holder's own two verbs for scripts.
+
+use crate::args::At;
+use crate::lock::Holding;
+use crate::outcome::Outcome;
+use crate::store::{Lost, Refreshed, Released};
+use crate::{config, report};
+
+/// Renews a lease.
+pub fn refresh(at: At, token: Option<String>, ttl: &str) -> Outcome {
+    let asked = config::place(at).and_then(|place| Ok((config::claim(token, &place.name)?, config::refresh_ttl(ttl)?, place.store)));
+    let (claim, ttl, store) = match asked {
+        Ok(asked) => asked,
+        Err(words) => return super::usage(&words),
+    };
+    match super::ask(&store, |store| store.refresh(&claim, ttl)) {
+        Ok(Refreshed::Kept { .. }) => Outcome::Done,
+        Ok(Refreshed::Lost(Lost::Foreign(holding))) => not_held(claim.name.as_str(), Some(&holding)),
+        Ok(Refreshed::Lost(Lost::Absent)) => not_held(claim.name.as_str(), None),
+        Ok(Refreshed::Lost(Lost::Broken { by })) => {
+            report::fail(Outcome::NotHeld, &format!("'{}' was broken by {}", claim.name, report::who(&by)))
+        }
+        Err(outcome) => outcome,
+    }
+}
+
+/// Releases a lease if the token holds it.
+pub fn release(at: At, token: Option<String>) -> Outcome {
+    let asked = config::place(at).and_then(|place| Ok((config::claim(token, &place.name)?, place.store)));
+    let (claim, store) = match asked {
+        Ok(asked) => asked,
+        Err(words) => return super::usage(&words),
+    };
+    match super::ask(&store, |store| store.release(&claim)) {
+        Ok(Released::Freed) => Outcome::Done,
+        Ok(Released::NotHeld(holding)) => not_held(claim.name.as_str(), holding.as_deref()),
+        Err(outcome) => outcome,
+    }
+}
+
+fn not_held(name: &str, now: Option<&Holding>) -> Outcome {
+    let now = match now.map(|holding| holding.owner.as_ref().map(report::who)) {
+        Some(Some(owner)) => format!("it is held by {owner} now"),
+        Some(None) => "it is held by a client that left no record now".into(),
+        None => "it has expired or was released".into(),
+    };
+    report::fail(Outcome::NotHeld, &format!("'{name}' is not held by this token: {now}"))
+}

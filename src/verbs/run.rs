@@ -1,0 +1,31 @@
+//! `dlock run`: look the command up, take the lock, run it, release.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use crate::args::RunArgs;
+use crate::outcome::Outcome;
+use crate::{child, config, report, store, supervise};
+
+/// Runs a command under a lock.
+pub fn run(mut args: RunArgs) -> Outcome {
+    let command: Vec<OsString> = match args.shell.take() {
+        Some(line) => vec!["/bin/sh".into(), "-c".into(), line],
+        None => std::mem::take(&mut args.command),
+    };
+    let Some(program) = command.first() else {
+        return super::usage("no command: dlock run -r NAME -- CMD [ARG…]");
+    };
+    let shown = Path::new(program).file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
+    let run = match config::run(args, shown) {
+        Ok(run) => run,
+        Err(words) => return super::usage(&words),
+    };
+    if let Err(no) = child::look_up(program) {
+        return report::fail(no.outcome, &no.words);
+    }
+    let store = store::shown(&run.take.store);
+    let voice =
+        report::Voice { name: run.take.request.claim.name.clone(), store: store.clone(), quiet: run.take.quiet, verbose: run.take.verbose };
+    supervise::run(run, &command, store, &|event| voice.hear(&event))
+}

@@ -1,0 +1,168 @@
+//! The judgement: events and time in, action out. Pure: no I/O, no sleep, so that "silent store" and
+//! "late heartbeat" are tests of four lines.
+
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::pace::Pace;
+
+/// Why the command is to be stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// No renewal came through in time.
+    Silent,
+    /// The store says that the lease is gone.
+    Lost,
+    /// `--max-runtime`.
+    Overran,
+}
+
+/// What to do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Nothing.
+    Nothing,
+    /// Send TERM to the tree, once.
+    Terminate(Why),
+    /// Send KILL to the tree, until nothing of it is left.
+    Kill(Why),
+}
+
+/// What is known about one running command.
+pub struct Watch {
+    pace: Pace,
+    deadline: Moment,
+    overrun: Option<Moment>,
+    stop_on_loss: bool,
+    stopping: Option<(Why, Moment)>,
+}
+
+/// A command whose lease is known to be lost has at most this long after TERM.
+const LOST_GRACE: Duration = Duration::from_secs(2);
+
+impl Watch {
+    /// A command that starts under a lease until `deadline`.
+    pub fn new(pace: Pace, deadline: Moment, overrun: Option<Moment>, stop_on_loss: bool) -> Watch {
+        Watch { pace, deadline, overrun, stop_on_loss, stopping: None }
+    }
+
+    /// The lease was renewed.
+    pub fn kept(&mut self, deadline: Moment) {
+        self.deadline = self.deadline.max(deadline);
+    }
+
+    /// The lease is known to be lost: stop within the short grace.
+    pub fn lost(&mut self, now: Moment) -> Action {
+        if !self.stop_on_loss || self.stopping.is_some_and(|(why, _)| why != Why::Overran) {
+            return Action::Nothing;
+        }
+        let kill_at = now + self.pace.grace.min(LOST_GRACE);
+        let kill_at = self.stopping.map_or(kill_at, |(_, before)| kill_at.min(before));
+        self.stopping = Some((Why::Lost, kill_at));
+        Action::Terminate(Why::Lost)
+    }
+
+    /// What time alone demands. Asked first after every wake-up.
+    pub fn tick(&mut self, now: Moment) -> Action {
+        if self.stop_on_loss && now >= self.deadline - self.pace.settle {
+            let why = self.stopping.map_or(Why::Silent, |(why, _)| why);
+            self.stopping = Some((why, now.min(self.deadline)));
+            return Action::Kill(why);
+        }
+        if let Some((why, kill_at)) = self.stopping {
+            return if now >= kill_at { Action::Kill(why) } else { Action::Nothing };
+        }
+        if self.stop_on_loss && now >= self.deadline - self.pace.settle - self.pace.grace {
+            self.stopping = Some((Why::Silent, self.deadline - self.pace.settle));
+            return Action::Terminate(Why::Silent);
+        }
+        if self.overrun.is_some_and(|at| now >= at) {
+            self.stopping = Some((Why::Overran, now + self.pace.grace));
+            return Action::Terminate(Why::Overran);
+        }
+        Action::Nothing
+    }
+
+    /// Is the lease still provable?
+    pub fn provable(&self, now: Moment) -> bool {
+        now < self.deadline
+    }
+
+    /// Why the command is being stopped, if it is.
+    pub fn why(&self) -> Option<Why> {
+        self.stopping.map(|(why, _)| why)
+    }
+
+    /// When to ask again at the latest.
+    pub fn next(&self) -> Moment {
+        let mut next = Moment(u64::MAX);
+        if self.stop_on_loss {
+            next = self.deadline - self.pace.settle;
+        }
+        match self.stopping {
+            Some((_, kill_at)) => next = next.min(kill_at),
+            None => {
+                if self.stop_on_loss {
+                    next = next - self.pace.grace;
+                }
+                next = self.overrun.map_or(next, |at| next.min(at));
+            }
+        }
+        next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn watch(overrun: Option<Moment>) -> (Watch, Pace, Moment) {
+        let pace = Pace::new(10 * SECOND, Some(SECOND)).unwrap();
+        let deadline = Moment(100_000_000);
+        (Watch::new(pace, deadline, overrun, true), pace, deadline)
+    }
+
+    #[test]
+    fn a_silent_store_means_term_then_kill_before_the_deadline() {
+        let (mut watch, pace, deadline) = watch(None);
+        let term = deadline - pace.settle - pace.grace;
+        assert_eq!(watch.next(), term);
+        assert_eq!(watch.tick(term - SECOND), Action::Nothing);
+        assert_eq!(watch.tick(term), Action::Terminate(Why::Silent));
+        assert_eq!(watch.tick(term), Action::Nothing);
+        assert_eq!(watch.tick(deadline - pace.settle), Action::Kill(Why::Silent));
+    }
+
+    #[test]
+    fn waking_up_after_the_deadline_kills_at_once() {
+        let (mut watch, _, deadline) = watch(None);
+        assert_eq!(watch.tick(deadline + SECOND), Action::Kill(Why::Silent));
+    }
+
+    #[test]
+    fn a_renewal_moves_the_deadline_and_never_back() {
+        let (mut watch, _, deadline) = watch(None);
+        watch.kept(deadline + SECOND);
+        watch.kept(deadline - SECOND);
+        assert!(watch.provable(deadline));
+    }
+
+    #[test]
+    fn a_known_loss_terminates_at_once_and_only_once() {
+        let (mut watch, pace, _) = watch(None);
+        let now = Moment(50_000_000);
+        assert_eq!(watch.lost(now), Action::Terminate(Why::Lost));
+        assert_eq!(watch.lost(now), Action::Nothing);
+        assert_eq!(watch.tick(now + pace.grace), Action::Kill(Why::Lost));
+    }
+
+    #[test]
+    fn an_overrun_has_its_grace_and_a_later_loss_wins() {
+        let (mut watch, _, _) = watch(Some(Moment(50_000_000)));
+        assert_eq!(watch.tick(Moment(50_000_000)), Action::Terminate(Why::Overran));
+        assert_eq!(watch.lost(Moment(50_000_001)), Action::Terminate(Why::Lost));
+        assert_eq!(watch.why(), Some(Why::Lost));
+    }
+}
