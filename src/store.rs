@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::lock::{Claim, Holding, Name, Owner, Request};
 
 pub mod file;
+pub mod redis;
 
 /// The answer to `acquire`.
 #[derive(Debug)]
@@ -124,17 +125,39 @@ pub struct Backend {
     check: fn(&str) -> Result<(), String>,
     open: fn(&str) -> Result<Box<dyn Store>, StoreError>,
     shown: fn(&str) -> String,
+    handed: fn(&str) -> String,
 }
 
 /// All stores. Help, README and the message about unknown schemes come from here.
-pub const BACKENDS: &[Backend] = &[Backend {
-    scheme: "file",
-    form: "file:///DIR",
-    about: "a local directory; one machine",
-    check: file::check,
-    open: file::open,
-    shown: str::to_owned,
-}];
+pub const BACKENDS: &[Backend] = &[
+    Backend {
+        scheme: "file",
+        form: "file:///DIR",
+        about: "a local directory; one machine",
+        check: file::check,
+        open: file::open,
+        shown: str::to_owned,
+        handed: str::to_owned,
+    },
+    Backend {
+        scheme: "redis",
+        form: "redis://[USER[:PW]@]HOST[:PORT][/DB]",
+        about: "one Redis or Valkey",
+        check: redis::check,
+        open: redis::open,
+        shown: redis::shown,
+        handed: redis::handed,
+    },
+    Backend {
+        scheme: "redis+unix",
+        form: "redis+unix:///PATH[?db=N]",
+        about: "one Redis on a unix socket",
+        check: redis::check,
+        open: redis::open,
+        shown: redis::shown,
+        handed: redis::handed,
+    },
+];
 
 fn backend(url: &str) -> Result<&'static Backend, String> {
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
@@ -157,4 +180,9 @@ pub fn open(url: &str) -> Result<Box<dyn Store>, StoreError> {
 /// The store for people, without its password and without a connection to it.
 pub fn shown(url: &str) -> String {
     backend(url).map_or_else(|_| "the store".into(), |row| (row.shown)(url))
+}
+
+/// The store's URL for the command's environment: complete but for its password.
+pub fn handed(url: &str) -> String {
+    backend(url).map_or_else(|_| String::new(), |row| (row.handed)(url))
 }

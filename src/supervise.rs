@@ -134,7 +134,7 @@ pub fn let_go(keeper: &Keeper, signals: &Signals, lost: bool, say: &dyn Fn(Event
 }
 
 /// Takes the lock, runs the command under it, releases; and how it all ended.
-pub fn run(run: Run, command: &[OsString], shown_store: String, say: &dyn Fn(Event)) -> Outcome {
+pub fn run(run: Run, command: &[OsString], handed_store: String, say: &dyn Fn(Event)) -> Outcome {
     let trouble = |error: io::Error| {
         say(Event::Trouble(&error.to_string()));
         Outcome::System
@@ -166,7 +166,7 @@ pub fn run(run: Run, command: &[OsString], shown_store: String, say: &dyn Fn(Eve
     let mut variables = vec![
         ("DLOCK_RESOURCE", lease.claim.name.to_string()),
         ("DLOCK_TOKEN", lease.claim.token.as_str().to_owned()),
-        ("DLOCK_STORE", shown_store),
+        ("DLOCK_STORE", handed_store),
     ];
     if let Some(fence) = lease.fence {
         variables.push(("DLOCK_FENCING_TOKEN", fence.to_string()));

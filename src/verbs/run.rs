@@ -24,8 +24,9 @@ pub fn run(mut args: RunArgs) -> Outcome {
     if let Err(no) = child::look_up(program) {
         return report::fail(no.outcome, &no.words);
     }
-    let store = store::shown(&run.take.store);
+    let shown_store = store::shown(&run.take.store);
     let voice =
-        report::Voice { name: run.take.request.claim.name.clone(), store: store.clone(), quiet: run.take.quiet, verbose: run.take.verbose };
-    supervise::run(run, &command, store, &|event| voice.hear(&event))
+        report::Voice { name: run.take.request.claim.name.clone(), store: shown_store, quiet: run.take.quiet, verbose: run.take.verbose };
+    let handed = store::handed(&run.take.store);
+    supervise::run(run, &command, handed, &|event| voice.hear(&event))
 }

@@ -1,7 +1,11 @@
 //! The tests of the binary, one file a behaviour.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+mod acquire; // acquire, status and list on every store
 mod harness; // stores of their own for each test, and the binary with a pinned environment
 mod lease; // acquire, refresh, release, status, list, break
+mod names; // names on every store
+mod redis; // a real redis-server for one test
 mod run; // run: exit status, environment, signals, waiting, loss
+mod stores; // run on every store, and what only Redis can do
 mod usage; // what is refused before anything is contacted

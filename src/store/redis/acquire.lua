@@ -1,0 +1,98 @@
+-- Grants K, or says who has it and keeps a place in the line.
+-- KEYS: K rec line seen fence ticket wake
+-- ARGV: token ttl queue parent keeping user host pid program label owner-json
+if redis.replicate_commands then redis.replicate_commands() end
+local K, REC, LINE, SEEN = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local t = redis.call("TIME")
+local now_us = tonumber(t[1]) * 1000000 + tonumber(t[2])
+local now_ms = math.floor(now_us / 1000)
+local function int(n) return string.format("%.0f", n) end
+
+-- The holder without its token; a record left beside a foreign value is not its record.
+local function holder(value)
+  local pttl = redis.call("PTTL", K)
+  if not value or redis.call("HGET", REC, "token") ~= value then return {pttl} end
+  local f = redis.call("HMGET", REC, "user", "host", "pid", "program", "label",
+    "acquired_at_us", "heartbeat_us", "fence", "broken_by")
+  return {pttl, f[1] or "", f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9]}
+end
+
+local kind = redis.call("TYPE", K).ok
+local value = false
+if kind == "string" then value = redis.call("GET", K) end
+local FENCE, TICKET, WAKE = KEYS[5], KEYS[6], KEYS[7]
+local token, ttl, queue, parent = ARGV[1], ARGV[2], ARGV[3] == "1", ARGV[4]
+local MONTH = 30 * 86400 * 1000
+
+local function leave()
+  redis.call("ZREM", LINE, token)
+  redis.call("HDEL", SEEN, token)
+  redis.call("DEL", WAKE)
+end
+
+local function record()
+  local fence = math.max(tonumber(redis.call("GET", FENCE) or "0") + 1, now_us)
+  redis.call("SET", FENCE, int(fence), "PX", MONTH)
+  redis.call("DEL", REC)
+  redis.call("HMSET", REC, "token", token, "keeping", ARGV[5], "mode", "exclusive", "user", ARGV[6],
+    "host", ARGV[7], "pid", ARGV[8], "program", ARGV[9], "fence", int(fence),
+    "acquired_at_us", int(now_us), "heartbeat_us", int(now_us))
+  if ARGV[10] ~= "" then redis.call("HSET", REC, "label", ARGV[10]) end
+  redis.call("PEXPIRE", REC, ttl)
+  return int(fence)
+end
+
+if kind ~= "none" and (not value or redis.call("PTTL", K) == -1) then return {"odd", kind} end
+
+if value == token then
+  redis.call("PEXPIRE", K, ttl)
+  leave()
+  if redis.call("HGET", REC, "token") ~= token then return {"granted", record()} end
+  redis.call("HSET", REC, "heartbeat_us", int(now_us))
+  redis.call("PEXPIRE", REC, ttl)
+  return {"granted", redis.call("HGET", REC, "fence")}
+end
+
+-- Everybody was told when to ask again; who has not, by far, is gone. The limit is the one that held
+-- when the waiter last asked: one that moved up since still follows the old, slow rhythm.
+local line = {}
+for _, w in ipairs(redis.call("ZRANGE", LINE, 0, -1)) do
+  local due = string.match(redis.call("HGET", SEEN, w) or "", "^(%d+) ")
+  if due and tonumber(due) >= now_ms then
+    line[#line + 1] = w
+  else
+    redis.call("ZREM", LINE, w)
+    redis.call("HDEL", SEEN, w)
+  end
+end
+
+if not value and (line[1] == nil or line[1] == token)
+  and redis.call("SET", K, token, "NX", "PX", ttl) then
+  leave()
+  return {"granted", record()}
+end
+
+local own_parent = 0
+if value and parent ~= "" and value == parent then own_parent = 1 end
+local place = #line
+for i, w in ipairs(line) do
+  if w == token then place = i - 1 end
+end
+local near = place < 2
+if queue and own_parent == 0 then
+  local since = now_ms
+  if place == #line then
+    local ticket = redis.call("INCR", TICKET)
+    redis.call("PEXPIRE", TICKET, MONTH)
+    redis.call("ZADD", LINE, ticket, token)
+    line[#line + 1] = token
+  else
+    since = tonumber(string.match(redis.call("HGET", SEEN, token), "^%d+ (%d+) "))
+  end
+  redis.call("HSET", SEEN, token, int(now_ms + (near and 3000 or 45000)) .. " " .. int(since) .. " " .. ARGV[11])
+  redis.call("PEXPIRE", LINE, 60000)
+  redis.call("PEXPIRE", SEEN, 60000)
+end
+local retry = near and 1000 or 15000
+if value then retry = math.min(retry, redis.call("PTTL", K) + 1) end
+return {"busy", value and holder(value) or false, #line, retry, own_parent}
