@@ -10,12 +10,10 @@ use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
 
 use crate::outcome::Outcome;
-use crate::sys::{self, Mask, Signal};
+use crate::sys::{self, Ended, Mask, Program, Signal};
 
 /// A command that can't be run, found out before the lock is asked for.
 pub struct NotRunnable {
@@ -25,8 +23,8 @@ pub struct NotRunnable {
     pub words: String,
 }
 
-/// Looks a command up as execvp(3) would.
-pub fn look_up(program: &OsStr) -> Result<(), NotRunnable> {
+/// Looks a command up as execvp(3) would, and tells its path.
+pub fn look_up(program: &OsStr) -> Result<PathBuf, NotRunnable> {
     let shown = program.to_string_lossy();
     let refuse = |outcome, why: String| Err(NotRunnable { outcome, words: format!("cannot run '{shown}': {why}") });
     let hint = if ["cd", "source", ".", "export", "set", "umask", "ulimit", "exec", "eval"].contains(&&*shown) {
@@ -39,56 +37,59 @@ pub fn look_up(program: &OsStr) -> Result<(), NotRunnable> {
     let runnable = |path: &Path| fs::metadata(path).map(|found| found.is_file() && found.permissions().mode() & 0o111 != 0);
     if program.as_bytes().contains(&b'/') {
         return match runnable(Path::new(program)) {
-            Ok(true) => Ok(()),
+            Ok(true) => Ok(PathBuf::from(program)),
             Ok(false) => refuse(Outcome::NotExecutable, "not executable".into()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => refuse(Outcome::NotFound, format!("not found{hint}")),
             Err(error) => refuse(Outcome::NotExecutable, error.to_string()),
         };
     }
-    let path = env::var_os("PATH").unwrap_or_else(|| OsString::from("/bin:/usr/bin"));
+    let dirs = env::var_os("PATH").unwrap_or_else(|| OsString::from("/bin:/usr/bin"));
     let mut found = false;
-    for dir in env::split_paths(&path).filter(|_| !program.is_empty()) {
-        match runnable(&dir.join(program)) {
-            Ok(true) => return Ok(()),
+    for dir in env::split_paths(&dirs).filter(|_| !program.is_empty()) {
+        let path = dir.join(program);
+        match runnable(&path) {
+            Ok(true) => return Ok(path),
             Ok(false) => found = true,
             Err(_) => {}
         }
     }
     if found {
-        return refuse(Outcome::NotExecutable, format!("not executable in PATH={}", path.to_string_lossy()));
+        return refuse(Outcome::NotExecutable, format!("not executable in PATH={}", dirs.to_string_lossy()));
     }
-    refuse(Outcome::NotFound, format!("not found in PATH={}{hint}", path.to_string_lossy()))
+    refuse(Outcome::NotFound, format!("not found in PATH={}{hint}", dirs.to_string_lossy()))
 }
 
 /// A running command.
 pub struct Child {
-    process: std::process::Child,
     pid: i32,
     own_group: bool,
 }
 
 impl Child {
-    /// Starts a command with a few variables more, in a group of its own where there is no terminal.
-    pub fn start(words: &[OsString], variables: &[(&str, String)], mask: Mask) -> Result<Child, (Outcome, String)> {
-        let Some((program, rest)) = words.split_first() else { return Err((Outcome::Usage, "no command".into())) };
+    /// Starts a command that was looked up, with a few variables more, in a group of its own where
+    /// there is no terminal.
+    pub fn start(path: &Path, words: &[OsString], variables: &[(&str, String)], mask: Mask) -> Result<Child, (Outcome, String)> {
         let own_group = !sys::has_terminal();
-        let mut command = Command::new(program);
-        command.args(rest).envs(variables.iter().map(|(name, value)| (name, value)));
-        sys::prepare(&mut command, mask, own_group);
-        match command.spawn() {
-            Ok(process) => {
-                let pid = i32::try_from(process.id()).unwrap_or(i32::MAX);
-                Ok(Child { process, pid, own_group })
-            }
+        let inherited = env::vars_os().filter(|(name, _)| !variables.iter().any(|(ours, _)| name == ours));
+        let ours = variables.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        let environment: Vec<OsString> = inherited
+            .chain(ours)
+            .map(|(mut name, value)| {
+                name.push("=");
+                name.push(value);
+                name
+            })
+            .collect();
+        match Program::new(path.as_os_str(), words, &environment).and_then(|program| sys::spawn(&program, mask, own_group)) {
+            Ok(pid) => Ok(Child { pid, own_group }),
             Err(error) => {
-                let shown = program.to_string_lossy();
                 let (outcome, words) = match error.raw_os_error() {
                     Some(libc::EAGAIN | libc::ENOMEM | libc::EMFILE | libc::ENFILE) => (Outcome::System, error.to_string()),
-                    Some(libc::ENOENT) if Path::new(program).exists() => (Outcome::NotFound, "its interpreter was not found".into()),
+                    Some(libc::ENOENT) if path.exists() => (Outcome::NotFound, "its interpreter was not found".into()),
                     Some(libc::ENOENT) => (Outcome::NotFound, error.to_string()),
                     _ => (Outcome::NotExecutable, error.to_string()),
                 };
-                Err((outcome, format!("cannot run '{shown}': {words}")))
+                Err((outcome, format!("cannot run '{}': {words}", path.display())))
             }
         }
     }
@@ -144,13 +145,10 @@ impl Child {
     }
 
     /// Reaps the command and tells how it ended.
-    pub fn reap(mut self) -> Outcome {
-        match self.process.wait() {
-            Ok(status) => match (status.code(), status.signal()) {
-                (Some(code), _) => Outcome::Ended(u8::try_from(code).unwrap_or(u8::MAX)),
-                (None, Some(signal)) => Outcome::Died(signal),
-                (None, None) => Outcome::System,
-            },
+    pub fn reap(self) -> Outcome {
+        match sys::wait(self.pid) {
+            Ok(Ended::Status(code)) => Outcome::Ended(u8::try_from(code).unwrap_or(u8::MAX)),
+            Ok(Ended::Signal(signal)) => Outcome::Died(signal),
             Err(_) => Outcome::System,
         }
     }

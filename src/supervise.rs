@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::child::Child;
@@ -134,7 +135,7 @@ pub fn let_go(keeper: &Keeper, signals: &Signals, lost: bool, say: &dyn Fn(Event
 }
 
 /// Takes the lock, runs the command under it, releases; and how it all ended.
-pub fn run(run: Run, command: &[OsString], handed_store: String, say: &dyn Fn(Event)) -> Outcome {
+pub fn run(run: Run, path: &Path, command: &[OsString], handed_store: String, say: &dyn Fn(Event)) -> Outcome {
     let trouble = |error: io::Error| {
         say(Event::Trouble(&error.to_string()));
         Outcome::System
@@ -174,7 +175,7 @@ pub fn run(run: Run, command: &[OsString], handed_store: String, say: &dyn Fn(Ev
     if let Some(slot) = lease.slot {
         variables.push(("DLOCK_SLOT", slot.to_string()));
     }
-    let child = match Child::start(command, &variables, signals.mask()) {
+    let child = match Child::start(path, command, &variables, signals.mask()) {
         Ok(child) => child,
         Err((outcome, words)) => {
             say(Event::Trouble(&words));

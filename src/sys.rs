@@ -5,13 +5,11 @@
 //! That is why this file, and not signal-hook, stands here (signal-hook always installs a handler).
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -150,7 +148,7 @@ pub fn arm(timer: &OwnedFd, at_us: u64) -> io::Result<()> {
     let at = at_us.max(1);
     let value = libc::itimerspec {
         it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 },
-        it_value: libc::timespec { tv_sec: (at / 1_000_000) as libc::time_t, tv_nsec: ((at % 1_000_000) * 1000) as libc::c_long },
+        it_value: libc::timespec { tv_sec: (at / 1_000_000) as _, tv_nsec: ((at % 1_000_000) * 1000) as _ },
     };
     // SAFETY: `value` is initialised; the old value is not asked for.
     check(unsafe { libc::timerfd_settime(timer.as_raw_fd(), libc::TFD_TIMER_ABSTIME, &raw const value, std::ptr::null_mut()) })?;
@@ -174,27 +172,122 @@ pub fn has_terminal() -> bool {
     std::fs::OpenOptions::new().read(true).write(true).open("/dev/tty").is_ok()
 }
 
-/// Prepares what the command needs between fork and exec: its own group where there is no terminal,
-/// death with its parent, the caller's SIGPIPE disposition, and last the caller's signal mask.
-pub fn prepare(command: &mut Command, mask: Mask, own_group: bool) {
-    let parent = std::process::id() as libc::pid_t;
-    let keep_sigpipe_ignored = SIGPIPE_WAS_IGNORED.load(Ordering::Relaxed);
-    // SAFETY: the closure runs between fork and exec and makes async-signal-safe calls only.
+/// A program with its arguments and environment, ready to be started: nothing is allocated between
+/// the fork and the exec.
+pub struct Program {
+    path: CString,
+    words: Vec<CString>,
+    variables: Vec<CString>,
+}
+
+impl Program {
+    /// Refuses strings with a NUL inside.
+    pub fn new(path: &OsStr, words: &[OsString], variables: &[OsString]) -> io::Result<Program> {
+        let text = |word: &OsString| CString::new(word.as_bytes()).map_err(io::Error::from);
+        Ok(Program {
+            path: CString::new(path.as_bytes())?,
+            words: words.iter().map(text).collect::<io::Result<_>>()?,
+            variables: variables.iter().map(text).collect::<io::Result<_>>()?,
+        })
+    }
+}
+
+/// What the started process reads while its parent is suspended.
+struct Start<'a> {
+    path: &'a CStr,
+    words: &'a [*const libc::c_char],
+    by_shell: &'a [*const libc::c_char],
+    variables: &'a [*const libc::c_char],
+    mask: Mask,
+    own_group: bool,
+    parent: libc::pid_t,
+    ignore_sigpipe: bool,
+    error: libc::c_int,
+}
+
+extern "C" fn start(argument: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: `argument` is the Start of `spawn`, whose thread is suspended until exec or exit
+    // (CLONE_VFORK); only system calls follow, no allocation and no lock.
     unsafe {
-        command.pre_exec(move || {
-            if own_group {
-                check(libc::setpgid(0, 0))?;
-            }
-            check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
-            if libc::getppid() != parent {
-                libc::_exit(1); // dlock died before the line above took effect
-            }
-            if keep_sigpipe_ignored {
-                libc::signal(libc::SIGPIPE, libc::SIG_IGN);
-            }
-            libc::sigprocmask(libc::SIG_SETMASK, &raw const mask.0, std::ptr::null_mut());
-            Ok(())
-        });
+        let start = &mut *argument.cast::<Start>();
+        let prepared = (!start.own_group || libc::setpgid(0, 0) == 0) && libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0;
+        if !prepared {
+            start.error = *libc::__errno_location();
+            return 127;
+        }
+        if libc::getppid() != start.parent {
+            return 127; // dlock died before the line above took effect
+        }
+        libc::signal(libc::SIGPIPE, if start.ignore_sigpipe { libc::SIG_IGN } else { libc::SIG_DFL });
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const start.mask.0, std::ptr::null_mut());
+        libc::execve(start.path.as_ptr(), start.words.as_ptr(), start.variables.as_ptr());
+        if *libc::__errno_location() == libc::ENOEXEC {
+            // As execvp(3): a text without `#!` is a shell script.
+            libc::execve(c"/bin/sh".as_ptr(), start.by_shell.as_ptr(), start.variables.as_ptr());
+        }
+        start.error = *libc::__errno_location();
+        127
+    }
+}
+
+/// Starts a program: in a group of its own where asked, dying with its parent, with the caller's
+/// SIGPIPE disposition and signal mask. It shares our memory until exec (as posix_spawn(3) does),
+/// which spares copying page tables and carries the error back without a pipe. Signals stay blocked
+/// until the last step, so none can get lost or run a handler meanwhile.
+pub fn spawn(program: &Program, mask: Mask, own_group: bool) -> io::Result<i32> {
+    const STACK: usize = 64 * 1024;
+    let pointers =
+        |texts: &[CString]| -> Vec<*const libc::c_char> { texts.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect() };
+    let words = pointers(&program.words);
+    let mut by_shell = vec![c"sh".as_ptr(), program.path.as_ptr()];
+    by_shell.extend(words.iter().skip(1));
+    let variables = pointers(&program.variables);
+    let mut data = Start {
+        path: &program.path,
+        words: &words,
+        by_shell: &by_shell,
+        variables: &variables,
+        mask,
+        own_group,
+        parent: i32::try_from(std::process::id()).unwrap_or(0),
+        ignore_sigpipe: SIGPIPE_WAS_IGNORED.load(Ordering::Relaxed),
+        error: 0,
+    };
+    let mut stack = vec![0_u128; STACK / size_of::<u128>()];
+    // SAFETY: the stack is large enough for `start` (which calls system calls only), aligned to 16
+    // bytes and grows down from its end; both it and `data` outlive the child's use of them, since
+    // CLONE_VFORK suspends this thread until exec or exit.
+    unsafe {
+        let top = stack.as_mut_ptr().add(stack.len()).cast();
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        let pid = check(libc::clone(start, top, flags, (&raw mut data).cast()))?;
+        if data.error != 0 {
+            libc::waitpid(pid, std::ptr::null_mut(), 0);
+            return Err(io::Error::from_raw_os_error(data.error));
+        }
+        Ok(pid)
+    }
+}
+
+/// How a process ended.
+pub enum Ended {
+    /// With this status.
+    Status(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+/// Reaps a child, waiting for its end.
+pub fn wait(pid: i32) -> io::Result<Ended> {
+    let mut status = 0;
+    loop {
+        // SAFETY: `status` is a valid place to write to.
+        match check(unsafe { libc::waitpid(pid, &raw mut status, 0) }) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+            Ok(_) if libc::WIFSIGNALED(status) => return Ok(Ended::Signal(libc::WTERMSIG(status))),
+            Ok(_) => return Ok(Ended::Status(libc::WEXITSTATUS(status))),
+        }
     }
 }
 

@@ -21,12 +21,13 @@ pub fn run(mut args: RunArgs) -> Outcome {
         Ok(run) => run,
         Err(words) => return super::usage(&words),
     };
-    if let Err(no) = child::look_up(program) {
-        return report::fail(no.outcome, &no.words);
-    }
+    let path = match child::look_up(program) {
+        Ok(path) => path,
+        Err(no) => return report::fail(no.outcome, &no.words),
+    };
     let shown_store = store::shown(&run.take.store);
     let voice =
         report::Voice { name: run.take.request.claim.name.clone(), store: shown_store, quiet: run.take.quiet, verbose: run.take.verbose };
     let handed = store::handed(&run.take.store);
-    supervise::run(run, &command, handed, &|event| voice.hear(&event))
+    supervise::run(run, &path, &command, handed, &|event| voice.hear(&event))
 }
