@@ -8,6 +8,9 @@ use clap::{Args as Group, CommandFactory, FromArgMatches, Parser, Subcommand};
 #[derive(Parser, Debug)]
 #[command(name = "dlock", version, about, disable_help_subcommand = true)]
 pub struct Args {
+    /// TOML file with defaults and overrides (default: $DLOCK_CONFIG)
+    #[arg(long, value_name = "FILE", global = true)]
+    pub config: Option<std::path::PathBuf>,
     /// What to do.
     #[command(subcommand)]
     pub verb: Verb,
@@ -28,9 +31,9 @@ pub enum Verb {
         /// The token that acquire printed (default: $DLOCK_TOKEN)
         #[arg(long)]
         token: Option<String>,
-        /// New lease length
-        #[arg(short, long, value_name = "DUR", default_value = "30s", allow_hyphen_values = true)]
-        ttl: String,
+        /// New lease length [default: 30s]
+        #[arg(short, long, value_name = "DUR", allow_hyphen_values = true)]
+        ttl: Option<String>,
     },
     /// Release a lease if the token holds it
     Release {
@@ -95,9 +98,9 @@ pub struct TakeArgs {
     /// Resource and store.
     #[command(flatten)]
     pub at: At,
-    /// Lease length
-    #[arg(short, long, value_name = "DUR", default_value = "30s", allow_hyphen_values = true)]
-    pub ttl: String,
+    /// Lease length [default: 30s]
+    #[arg(short, long, value_name = "DUR", allow_hyphen_values = true)]
+    pub ttl: Option<String>,
     /// How long to wait when busy
     #[arg(short, long, value_name = "DUR|forever", allow_hyphen_values = true, conflicts_with = "no_wait")]
     pub wait: Option<String>,
@@ -107,9 +110,9 @@ pub struct TakeArgs {
     /// Try this many times more, without joining the line
     #[arg(long, value_name = "N")]
     pub retry_count: Option<u32>,
-    /// Between those tries
-    #[arg(long, value_name = "DUR", default_value = "200ms", allow_hyphen_values = true)]
-    pub retry_delay: String,
+    /// Between those tries [default: 200ms]
+    #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
+    pub retry_delay: Option<String>,
     /// Exit status when busy
     #[arg(short = 'E', long, value_name = "N", allow_hyphen_values = true)]
     pub busy_code: Option<String>,
@@ -133,9 +136,9 @@ pub struct RunArgs {
     /// Grace between TERM and KILL (default: TTL/4, at most 10s)
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub kill_after: Option<String>,
-    /// What to do with the command when the lease is lost: stop or continue
-    #[arg(long, value_name = "WHAT", default_value = "stop", value_parser = ["stop", "continue"])]
-    pub on_lost: String,
+    /// What to do with the command when the lease is lost: stop or continue [default: stop]
+    #[arg(long, value_name = "WHAT")]
+    pub on_lost: Option<String>,
     /// Stop the command after this long, exit 124
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub max_runtime: Option<String>,

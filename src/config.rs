@@ -2,13 +2,23 @@
 //! comes out needs no second look.
 
 use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::args::{At, RunArgs, TakeArgs};
-use crate::lock::{Claim, Keeping, Mode, Name, Owner, Request, Token};
+use crate::lock::{Claim, Keeping, Mode, Name, Owner, Request, Token, duration_words};
 use crate::pace::{self, Pace};
 use crate::wait::Patience;
 use crate::{outcome, store, sys};
+
+mod files;
+
+use files::Settings;
+
+/// The lease length where nothing says another.
+const TTL: &str = "30s";
 
 /// Which resource in which store.
 pub struct Place {
@@ -78,30 +88,68 @@ fn filled(variable: &str) -> Result<Option<String>, String> {
     }
 }
 
-/// The store: the option, else `DLOCK_STORE`, else this user's local directory.
-pub fn store_url(option: Option<String>) -> Result<String, String> {
+/// The files' settings for a resource: `--config`, else `DLOCK_CONFIG`, over the user's and the machine's.
+fn settings(option: Option<&Path>, name: Option<&Name>) -> Result<Settings, String> {
+    let variable = filled("DLOCK_CONFIG")?.map(PathBuf::from);
+    files::read(option.or(variable.as_deref()), name)
+}
+
+/// The store: the option, else `DLOCK_STORE`, else the files, else this user's local directory. What
+/// comes out is complete: password and prefix are in it.
+fn store_url(option: Option<String>, settings: &Settings) -> Result<String, String> {
     let url = match option {
         Some(url) if url.is_empty() => return Err("--store is empty".into()),
         Some(url) => url,
-        None => match filled("DLOCK_STORE")? {
+        None => match filled("DLOCK_STORE")?.or_else(|| settings.store.clone()) {
             Some(url) => url,
+            None if settings.require_store == Some(true) => {
+                return Err("no store is named and the configuration requires one; give --store, or set DLOCK_STORE".into());
+            }
             None => match store::file::default_dir() {
-                Some(dir) => format!("file://{}", dir.display()),
+                Some(dir) => format!("file://{}", dir.display().to_string().replace('%', "%25").replace('?', "%3F")),
                 None => return Err("this user has no passwd entry and so no default directory; give --store file:///DIR".into()),
             },
         },
     };
+    if url.split_ascii_whitespace().count() > 1 {
+        return Err("several stores at once (a quorum) are not in this version; name one".into());
+    }
+    store::check(&url)?;
+    let prefix = filled("DLOCK_PREFIX")?.or_else(|| settings.prefix.clone());
+    // Empty is the same as unset here: a password is never required to be anything.
+    let password = env::var("DLOCK_PASSWORD").ok().filter(|text| !text.is_empty());
+    let password = match (password, &settings.password_file) {
+        (Some(text), _) => Some(text),
+        (None, Some(path)) => {
+            let text = fs::read_to_string(path).map_err(|error| format!("cannot read the password file {}: {error}", path.display()))?;
+            Some(text.lines().next().unwrap_or_default().to_owned())
+        }
+        (None, None) => None,
+    };
+    let url = store::complete(&url, password.as_deref(), prefix.as_deref());
     store::check(&url)?;
     Ok(url)
 }
 
+/// The store for `list`, which names no resource.
+pub fn store(option: Option<String>, config: Option<&Path>) -> Result<String, String> {
+    store_url(option, &settings(config, None)?)
+}
+
 /// Which resource in which store.
-pub fn place(at: At) -> Result<Place, String> {
+pub fn place(at: At, config: Option<&Path>) -> Result<Place, String> {
+    Ok(placed(at, config)?.0)
+}
+
+fn placed(at: At, config: Option<&Path>) -> Result<(Place, Settings), String> {
     let name = match at.resource {
         Some(name) => name,
         None => filled("DLOCK_RESOURCE")?.ok_or("which resource? give -r NAME, or set DLOCK_RESOURCE")?,
     };
-    Ok(Place { name: Name::new(&name)?, store: store_url(at.store)? })
+    let name = Name::new(&name)?;
+    let settings = settings(config, Some(&name))?;
+    let store = store_url(at.store, &settings)?;
+    Ok((Place { name, store }, settings))
 }
 
 /// The token: the option, else `DLOCK_TOKEN` where the resource is `DLOCK_RESOURCE`.
@@ -124,9 +172,11 @@ pub fn claim(option: Option<String>, name: &Name) -> Result<Claim, String> {
     Ok(Claim { name: name.clone(), token })
 }
 
-/// Refreshing is bounded like taking.
-pub fn refresh_ttl(text: &str) -> Result<Duration, String> {
-    ttl(text)
+/// A lease to be renewed, for how long, and its store.
+pub fn refresh(at: At, token: Option<String>, length: Option<String>, config: Option<&Path>) -> Result<(Claim, Duration, String), String> {
+    let (place, settings) = placed(at, config)?;
+    let length = length.or(settings.ttl);
+    Ok((claim(token, &place.name)?, ttl(length.as_deref().unwrap_or(TTL))?, place.store))
 }
 
 /// This process, as shown to others.
@@ -135,10 +185,16 @@ pub fn owner(program: String, label: Option<String>) -> Owner {
     Owner { user, host: sys::host(), pid: std::process::id(), program, label }
 }
 
-/// A lock to be taken by `acquire`, or by `run` for the named program.
-pub fn take(args: TakeArgs, keeping: Keeping, program: String) -> Result<Take, String> {
-    let ttl = ttl(&args.ttl)?;
-    let wait = match args.wait.as_deref() {
+/// A lock to be taken by `acquire`.
+pub fn take(args: TakeArgs, config: Option<&Path>) -> Result<Take, String> {
+    Ok(taken(args, Keeping::Lease, "acquire".into(), config)?.0)
+}
+
+fn taken(args: TakeArgs, keeping: Keeping, program: String, config: Option<&Path>) -> Result<(Take, Settings), String> {
+    let (place, settings) = placed(args.at, config)?;
+    let length = args.ttl.as_deref().or(settings.ttl.as_deref()).unwrap_or(TTL);
+    let wait = if args.no_wait { Some("0") } else { args.wait.as_deref().or(settings.wait.as_deref()) };
+    let wait = match wait {
         Some("forever") => Some(None),
         Some(text) => Some(Some(duration("--wait", text)?)),
         None => None,
@@ -146,47 +202,55 @@ pub fn take(args: TakeArgs, keeping: Keeping, program: String) -> Result<Take, S
     let patience = Patience {
         wait: wait.unwrap_or(if args.retry_count.is_some() { None } else { Some(Duration::ZERO) }),
         tries: args.retry_count,
-        delay: duration("--retry-delay", &args.retry_delay)?,
+        delay: duration("--retry-delay", args.retry_delay.as_deref().or(settings.retry_delay.as_deref()).unwrap_or("200ms"))?,
     };
     let busy_code = match args.busy_code {
-        None => outcome::BUSY,
+        None => settings.busy_code.unwrap_or(outcome::BUSY),
         Some(text) => text.parse().map_err(|_| format!("--busy-code {text:?} is not in 0–255"))?,
     };
-    let place = place(args.at)?;
     let queue = wait.is_some_and(|wait| wait.is_none_or(|limit| !limit.is_zero()));
     let parent = inherited(&place.name);
-    Ok(Take {
-        store: place.store,
-        request: Request {
-            claim: Claim { name: place.name, token: Token::random() },
-            owner: owner(program, args.label),
-            mode: Mode::Exclusive,
-            ttl,
-            queue,
-            keeping,
-            parent,
-        },
-        patience,
-        busy_code,
-        quiet: args.quiet,
-        verbose: args.verbose,
-    })
+    let request = Request {
+        claim: Claim { name: place.name, token: Token::random() },
+        owner: owner(program, args.label),
+        mode: Mode::Exclusive,
+        ttl: ttl(length)?,
+        queue,
+        keeping,
+        parent,
+    };
+    Ok((Take { store: place.store, request, patience, busy_code, quiet: args.quiet, verbose: args.verbose }, settings))
 }
 
 /// A command to be run.
-pub fn run(args: RunArgs, program: String) -> Result<Run, String> {
-    let grace = args.kill_after.as_deref().map(|text| duration("--kill-after", text)).transpose()?;
-    let max_runtime = args.max_runtime.as_deref().map(|text| duration("--max-runtime", text)).transpose()?;
+pub fn run(args: RunArgs, command: &[OsString], config: Option<&Path>) -> Result<Run, String> {
+    let Some(first) = command.first() else { return Err("no command: dlock run -r NAME -- CMD [ARG…]".into()) };
+    let name = Path::new(first).file_name().unwrap_or(first).to_string_lossy().into_owned();
+    let (mut take, settings) = taken(args.take, Keeping::Process, name, config)?;
+    match settings.record_command.as_deref() {
+        None | Some("name") => {}
+        Some("full") => {
+            let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+            take.request.owner.program = words.join(" ").chars().take(1000).collect();
+        }
+        Some(other) => return Err(format!("record_command {other:?} is neither \"name\" nor \"full\"")),
+    }
+    let span = |option: &str, given: Option<String>, set: Option<String>| given.or(set).map(|text| duration(option, &text)).transpose();
+    let grace = span("--kill-after", args.kill_after, settings.kill_after)?;
+    let max_runtime = span("--max-runtime", args.max_runtime, settings.max_runtime)?;
     if max_runtime.is_some_and(|limit| limit.is_zero()) {
         return Err("--max-runtime 0 would stop the command before it starts".into());
     }
-    let text = args.take.ttl.clone();
-    let take = take(args.take, Keeping::Process, program)?;
+    let stop_on_loss = match args.on_lost.or(settings.on_lost).as_deref() {
+        None | Some("stop") => true,
+        Some("continue") => false,
+        Some(other) => return Err(format!("--on-lost {other:?} is neither stop nor continue")),
+    };
     if take.request.ttl < pace::TTL_MIN {
-        return Err(format!("--ttl {text:?} is too short to be renewed in time; run needs at least 1s"));
+        return Err(format!("--ttl {:?} is too short to be renewed in time; run needs at least 1s", duration_words(take.request.ttl)));
     }
     let pace = Pace::new(take.request.ttl, grace)?;
-    Ok(Run { take, pace, stop_on_loss: args.on_lost == "stop", max_runtime })
+    Ok(Run { take, pace, stop_on_loss, max_runtime })
 }
 
 #[cfg(test)]

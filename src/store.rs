@@ -126,6 +126,7 @@ pub struct Backend {
     open: fn(&str) -> Result<Box<dyn Store>, StoreError>,
     shown: fn(&str) -> String,
     handed: fn(&str) -> String,
+    complete: fn(&str, Option<&str>, Option<&str>) -> String,
 }
 
 /// All stores. Help, README and the message about unknown schemes come from here.
@@ -138,6 +139,7 @@ pub const BACKENDS: &[Backend] = &[
         open: file::open,
         shown: str::to_owned,
         handed: str::to_owned,
+        complete: file::complete,
     },
     Backend {
         scheme: "redis",
@@ -147,6 +149,7 @@ pub const BACKENDS: &[Backend] = &[
         open: redis::open,
         shown: redis::shown,
         handed: redis::handed,
+        complete: redis::complete,
     },
     Backend {
         scheme: "redis+unix",
@@ -156,6 +159,7 @@ pub const BACKENDS: &[Backend] = &[
         open: redis::open,
         shown: redis::shown,
         handed: redis::handed,
+        complete: redis::complete,
     },
 ];
 
@@ -185,4 +189,49 @@ pub fn shown(url: &str) -> String {
 /// The store's URL for the command's environment: complete but for its password.
 pub fn handed(url: &str) -> String {
     backend(url).map_or_else(|_| String::new(), |row| (row.handed)(url))
+}
+
+/// Puts a password and a prefix into a URL that names none.
+pub fn complete(url: &str, password: Option<&str>, prefix: Option<&str>) -> String {
+    backend(url).map_or_else(|_| url.to_owned(), |row| (row.complete)(url, password, prefix))
+}
+
+/// Adds `?prefix=` where the URL has none.
+fn with_prefix(url: &str, prefix: Option<&str>) -> String {
+    match prefix {
+        Some(prefix) if !url.contains("?prefix=") && !url.contains("&prefix=") => {
+            let joint = if url.contains('?') { '&' } else { '?' };
+            format!("{url}{joint}prefix={}", percent_encoded(prefix))
+        }
+        _ => url.to_owned(),
+    }
+}
+
+/// Everything but letters, digits and `-._~:` as `%XX` (RFC 3986; the colon is harmless in a value).
+fn percent_encoded(text: &str) -> String {
+    text.bytes().fold(String::new(), |mut out, byte| {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b':' => out.push(char::from(byte)),
+            _ => {
+                use std::fmt::Write;
+                let _ = write!(out, "%{byte:02X}");
+            }
+        }
+        out
+    })
+}
+
+/// Undoes percent-encoding; `None` for a `%` without two digits, or for what is no UTF-8 then.
+fn percent_decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte == b'%' {
+            let mut digit = || char::from(rest.next()?).to_digit(16);
+            bytes.push(u8::try_from(digit()? * 16 + digit()?).ok()?);
+        } else {
+            bytes.push(byte);
+        }
+    }
+    String::from_utf8(bytes).ok()
 }

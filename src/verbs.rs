@@ -13,14 +13,15 @@ mod status;
 
 /// Runs one verb.
 pub fn run(args: Args) -> Outcome {
+    let config = args.config.as_deref();
     match args.verb {
-        Verb::Run(args) => run::run(args),
-        Verb::Acquire(args) => acquire::run(args),
-        Verb::Refresh { at, token, ttl } => refresh::refresh(at, token, &ttl),
-        Verb::Release { at, token } => refresh::release(at, token),
-        Verb::Status { at, token, json } => status::status(at, token, json),
-        Verb::List { prefix, store, json } => status::list(&prefix.unwrap_or_default(), store, json),
-        Verb::Break { at, yes, json } => brk::run(at, yes, json),
+        Verb::Run(args) => run::run(args, config),
+        Verb::Acquire(args) => acquire::run(args, config),
+        Verb::Refresh { at, token, ttl } => refresh::refresh(at, token, ttl, config),
+        Verb::Release { at, token } => refresh::release(at, token, config),
+        Verb::Status { at, token, json } => status::status(at, token, json, config),
+        Verb::List { prefix, store, json } => status::list(&prefix.unwrap_or_default(), store, json, config),
+        Verb::Break { at, yes, json } => brk::run(at, yes, json, config),
     }
 }
 

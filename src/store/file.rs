@@ -82,7 +82,7 @@ pub fn check(url: &str) -> Result<(), String> {
 
 /// Opens the store; makes the directory only where it is the default of this user.
 pub fn open(url: &str) -> Result<Box<dyn Store>, StoreError> {
-    let dir = directory(url).map_err(StoreError::Denied)?;
+    let (mut dir, prefix) = directory(url).map_err(StoreError::Denied)?;
     let boot = boot_id().map_err(|error| StoreError::Denied(format!("cannot read the boot id: {error}; is /proc mounted?")))?;
     if let Some(kind) = sys::remote_file_system(&dir) {
         return Err(StoreError::Denied(format!(
@@ -101,6 +101,12 @@ pub fn open(url: &str) -> Result<Box<dyn Store>, StoreError> {
             return Err(StoreError::Denied(format!("the lock directory {}: {error}; make it first", dir.display())));
         }
     }
+    if let Some(prefix) = prefix {
+        let below = Files { dir, boot: boot.clone(), locks: HashMap::new() };
+        let sub = format!("prefix-{}", encode(&prefix));
+        below.ensure_dir(&sub)?;
+        dir = below.dir.join(sub);
+    }
     Ok(Box::new(Files { dir, boot, locks: HashMap::new() }))
 }
 
@@ -113,12 +119,26 @@ pub fn default_dir() -> Option<PathBuf> {
     sys::user().map(|(_, home)| Path::new(&home).join(".local/state/dlock"))
 }
 
-fn directory(url: &str) -> Result<PathBuf, String> {
-    let path = url.strip_prefix("file://").unwrap_or(url);
-    if !path.starts_with('/') || path.contains('?') {
-        return Err("a file store is file:///DIR with an absolute path".into());
-    }
-    Ok(PathBuf::from(path))
+/// Puts a prefix into a URL that names none; there is no password to a directory.
+pub fn complete(url: &str, _password: Option<&str>, prefix: Option<&str>) -> String {
+    super::with_prefix(url, prefix)
+}
+
+/// The directory, and the prefix: a store of its own below it.
+fn directory(url: &str) -> Result<(PathBuf, Option<String>), String> {
+    let form = "a file store is file:///DIR with an absolute path, and ?prefix= at most";
+    let (path, query) = url
+        .strip_prefix("file://")
+        .unwrap_or(url)
+        .split_once('?')
+        .map_or((url.strip_prefix("file://").unwrap_or(url), None), |(path, query)| (path, Some(query)));
+    let prefix = match query.map(|query| query.strip_prefix("prefix=").and_then(super::percent_decoded)) {
+        None => None,
+        Some(Some(prefix)) if !prefix.contains('&') => Some(prefix).filter(|prefix| !prefix.is_empty()),
+        Some(_) => return Err(form.into()),
+    };
+    let path = super::percent_decoded(path).filter(|path| path.starts_with('/')).ok_or(form)?;
+    Ok((PathBuf::from(path), prefix))
 }
 
 /// Words an I/O error: which path, the system's words, what next; and whether waiting can help.

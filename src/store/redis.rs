@@ -52,6 +52,21 @@ pub fn handed(url: &str) -> String {
     if kept.is_empty() { head } else { format!("{head}?{}", kept.join("&")) }
 }
 
+/// Puts a password and a prefix into a URL that names none.
+pub fn complete(url: &str, password: Option<&str>, prefix: Option<&str>) -> String {
+    let named = Target::parse(url).is_ok_and(|target| target.password.is_some());
+    let url = match (password, url.split_once("://")) {
+        (Some(password), Some((scheme, rest))) if !named => {
+            let password = super::percent_encoded(password);
+            let (authority, tail) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+            let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
+            format!("{scheme}://{}:{password}@{host}{tail}", user.trim_end_matches(':'))
+        }
+        _ => url.to_owned(),
+    };
+    super::with_prefix(&url, prefix)
+}
+
 enum Place {
     Tcp(String, u16),
     Unix(String),
@@ -112,12 +127,11 @@ impl Target {
         };
         let db = if db.is_empty() { Ok(0) } else { db.parse() };
         let db = db.map_err(|_| "the database in the store URL is not a number")?;
-        let env = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
-        let prefix = prefix.or_else(|| env("DLOCK_PREFIX")).unwrap_or_else(|| "dlock:".into());
+        let prefix = prefix.unwrap_or_else(|| "dlock:".into());
         if prefix.contains(['{', '}']) {
             return Err("the prefix must not contain braces".into());
         }
-        let password = Some(password).filter(|text| !text.is_empty()).or_else(|| env("DLOCK_PASSWORD"));
+        let password = Some(password).filter(|text| !text.is_empty());
         Ok(Target { place, user: Some(user).filter(|text| !text.is_empty()), password, db, prefix })
     }
 
@@ -138,20 +152,7 @@ impl Target {
 }
 
 fn decoded(text: &str) -> Result<String, String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, tail @ ..] = rest {
-        rest = tail;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
-        }
-        let digit = |at: usize| tail.get(at).and_then(|b| char::from(*b).to_digit(16));
-        let (Some(high), Some(low)) = (digit(0), digit(1)) else { return Err(PASSWORD.into()) };
-        bytes.push(u8::try_from(high * 16 + low).unwrap_or_default());
-        rest = &tail[2..];
-    }
-    String::from_utf8(bytes).map_err(|_| PASSWORD.into())
+    super::percent_decoded(text).ok_or_else(|| PASSWORD.into())
 }
 
 /// Braces choose a cluster slot and end our side keys' names, so a name keeps none.
@@ -533,6 +534,15 @@ mod tests {
         for raw in ["redis://jobs:p@ss:w/rd%#1@h", "redis://j:S3CRET@h:bad/0", "redis://j:S3CRET%zz@h"] {
             assert!(!check(raw).unwrap_err().contains("S3CRET"), "{raw}");
         }
+    }
+
+    #[test]
+    fn password_and_prefix_are_put_into_a_url_without() {
+        let full = complete("redis://jobs@h:1/2", Some("p@ss:w/rd%#1"), Some("x{"));
+        assert_eq!(full, "redis://jobs:p%40ss:w%2Frd%25%231@h:1/2?prefix=x%7B");
+        let target = Target::parse(&complete("redis+unix:///s?db=3", Some("a/b"), None)).unwrap();
+        assert_eq!((target.password.as_deref(), target.db), (Some("a/b"), 3));
+        assert_eq!(complete("redis://:own@h?prefix=a:", Some("other"), Some("b:")), "redis://:own@h?prefix=a:");
     }
 
     #[test]

@@ -1,16 +1,17 @@
 //! `dlock acquire`: take the lease, print its token, leave no process behind.
 
+use std::path::Path;
+
 use crate::args::TakeArgs;
 use crate::keeper::Keeper;
-use crate::lock::Keeping;
 use crate::outcome::Outcome;
 use crate::signals::{self, Signals};
 use crate::supervise::{let_go, obtain};
 use crate::{config, report, store};
 
 /// Takes a lease. One whose token can't be printed is released again.
-pub fn run(args: TakeArgs) -> Outcome {
-    let take = match config::take(args, Keeping::Lease, "acquire".into()) {
+pub fn run(args: TakeArgs, config_file: Option<&Path>) -> Outcome {
+    let take = match config::take(args, config_file) {
         Ok(take) => take,
         Err(words) => return super::usage(&words),
     };

@@ -2,6 +2,7 @@
 //! command is gone; a lease without a process is free at once.
 
 use std::io::{self, BufRead, IsTerminal};
+use std::path::Path;
 
 use serde_json::json;
 
@@ -10,8 +11,8 @@ use crate::outcome::Outcome;
 use crate::{config, report, store};
 
 /// Breaks a lease; asks first at a terminal, and wants `--yes` elsewhere.
-pub fn run(at: At, yes: bool, json: bool) -> Outcome {
-    let place = match config::place(at) {
+pub fn run(at: At, yes: bool, json: bool, config_file: Option<&Path>) -> Outcome {
+    let place = match config::place(at, config_file) {
         Ok(place) => place,
         Err(words) => return super::usage(&words),
     };

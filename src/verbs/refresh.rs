@@ -1,5 +1,7 @@
 //! `dlock refresh` and `dlock release`: the holder's own two verbs for scripts.
 
+use std::path::Path;
+
 use crate::args::At;
 use crate::lock::Holding;
 use crate::outcome::Outcome;
@@ -7,9 +9,8 @@ use crate::store::{Lost, Refreshed, Released};
 use crate::{config, report};
 
 /// Renews a lease.
-pub fn refresh(at: At, token: Option<String>, ttl: &str) -> Outcome {
-    let asked = config::place(at).and_then(|place| Ok((config::claim(token, &place.name)?, config::refresh_ttl(ttl)?, place.store)));
-    let (claim, ttl, store) = match asked {
+pub fn refresh(at: At, token: Option<String>, ttl: Option<String>, config_file: Option<&Path>) -> Outcome {
+    let (claim, ttl, store) = match config::refresh(at, token, ttl, config_file) {
         Ok(asked) => asked,
         Err(words) => return super::usage(&words),
     };
@@ -25,8 +26,8 @@ pub fn refresh(at: At, token: Option<String>, ttl: &str) -> Outcome {
 }
 
 /// Releases a lease if the token holds it.
-pub fn release(at: At, token: Option<String>) -> Outcome {
-    let asked = config::place(at).and_then(|place| Ok((config::claim(token, &place.name)?, place.store)));
+pub fn release(at: At, token: Option<String>, config_file: Option<&Path>) -> Outcome {
+    let asked = config::place(at, config_file).and_then(|place| Ok((config::claim(token, &place.name)?, place.store)));
     let (claim, store) = match asked {
         Ok(asked) => asked,
         Err(words) => return super::usage(&words),

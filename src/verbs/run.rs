@@ -1,6 +1,6 @@
 //! `dlock run`: look the command up, take the lock, run it, release.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use crate::args::RunArgs;
@@ -8,19 +8,16 @@ use crate::outcome::Outcome;
 use crate::{child, config, report, store, supervise};
 
 /// Runs a command under a lock.
-pub fn run(mut args: RunArgs) -> Outcome {
+pub fn run(mut args: RunArgs, config_file: Option<&Path>) -> Outcome {
     let command: Vec<OsString> = match args.shell.take() {
         Some(line) => vec!["/bin/sh".into(), "-c".into(), line],
         None => std::mem::take(&mut args.command),
     };
-    let Some(program) = command.first() else {
-        return super::usage("no command: dlock run -r NAME -- CMD [ARG…]");
-    };
-    let shown = Path::new(program).file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
-    let run = match config::run(args, shown) {
+    let run = match config::run(args, &command, config_file) {
         Ok(run) => run,
         Err(words) => return super::usage(&words),
     };
+    let program = command.first().map_or(OsStr::new(""), OsString::as_os_str);
     let path = match child::look_up(program) {
         Ok(path) => path,
         Err(no) => return report::fail(no.outcome, &no.words),

@@ -1,5 +1,7 @@
 //! `dlock status` and `dlock list`: who holds what. No token in either.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 
 use crate::args::At;
@@ -8,8 +10,8 @@ use crate::outcome::Outcome;
 use crate::{config, report, store};
 
 /// The state of one resource: 0 held, 1 free; with a token 0 or 80.
-pub fn status(at: At, token: Option<String>, json: bool) -> Outcome {
-    let asked = config::place(at).and_then(|place| {
+pub fn status(at: At, token: Option<String>, json: bool, config_file: Option<&Path>) -> Outcome {
+    let asked = config::place(at, config_file).and_then(|place| {
         let claim = match token {
             Some(text) => Some(config::claim(Some(text), &place.name)?),
             None => None,
@@ -42,8 +44,8 @@ pub fn status(at: At, token: Option<String>, json: bool) -> Outcome {
 }
 
 /// All resources that are held or waited for.
-pub fn list(prefix: &str, store: Option<String>, json: bool) -> Outcome {
-    let url = match config::store_url(store) {
+pub fn list(prefix: &str, store: Option<String>, json: bool, config_file: Option<&Path>) -> Outcome {
+    let url = match config::store(store, config_file) {
         Ok(url) => url,
         Err(words) => return super::usage(&words),
     };

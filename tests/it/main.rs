@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod acquire; // acquire, status and list on every store
+mod config; // options over environment over files
 mod harness; // stores of their own for each test, and the binary with a pinned environment
 mod lease; // acquire, refresh, release, status, list, break
 mod names; // names on every store
