@@ -158,9 +158,14 @@ pub enum Refused {
     Usage(String),
 }
 
+/// The flags as a table: completions and man pages come from it.
+pub fn command() -> clap::Command {
+    Args::command()
+}
+
 /// Parses a command line. `tail` is printed below the help.
 pub fn parse(words: impl IntoIterator<Item = OsString>, tail: &str) -> Result<Args, Refused> {
-    let parsed = Args::command().after_help(tail.to_owned()).try_get_matches_from(words).and_then(|found| Args::from_arg_matches(&found));
+    let parsed = command().after_help(tail.to_owned()).try_get_matches_from(words).and_then(|found| Args::from_arg_matches(&found));
     parsed.map_err(|error| {
         let text = error.to_string();
         match error.kind() {

@@ -36,8 +36,18 @@ mod verbs;
 mod wait;
 mod watch;
 
-/// Runs one command line to its end. Never panics on bad input and never ends the process itself.
+/// Runs one command line to its end, and never ends the process itself. A panic is a bug and says so
+/// without a backtrace, which could hold a URL; a command that ran then dies with the process.
 pub fn run(words: impl IntoIterator<Item = OsString>) -> outcome::Outcome {
+    std::panic::set_hook(Box::new(|what| {
+        let at = what.location().map_or(String::new(), |at| format!(" at {}:{}", at.file(), at.line()));
+        report::say(&format!("this is a bug in dlock{at}; please report it"));
+    }));
+    let words: Vec<OsString> = words.into_iter().collect();
+    std::panic::catch_unwind(|| one(words)).unwrap_or(outcome::Outcome::Bug)
+}
+
+fn one(words: Vec<OsString>) -> outcome::Outcome {
     let tail = format!("Stores:\n{}\nExit status:\n{}", report::stores(), outcome::table());
     match args::parse(words, &tail) {
         Ok(args) => verbs::run(args),
@@ -45,3 +55,11 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> outcome::Outcome {
         Err(args::Refused::Usage(text)) => report::fail(outcome::Outcome::Usage, text.trim_end().trim_start_matches("error: ")),
     }
 }
+
+/// The flags as a table, for the completions and man pages that a test compares.
+#[doc(hidden)]
+pub use args::command;
+
+/// The list of stores, as help and man page print it.
+#[doc(hidden)]
+pub use report::stores;

@@ -20,6 +20,8 @@ pub enum Outcome {
     Usage,
     /// The store can't be used now.
     Unavailable,
+    /// A bug in dlock: a panic that was caught.
+    Bug,
     /// The system refused.
     System,
     /// Somebody else's; the code is `--busy-code`.
@@ -60,6 +62,7 @@ impl Outcome {
             Outcome::Free => 1,
             Outcome::Usage => 64,
             Outcome::Unavailable => 69,
+            Outcome::Bug => 70,
             Outcome::System => 71,
             Outcome::Denied => 77,
             Outcome::Lost => 79,
@@ -76,25 +79,26 @@ pub fn die_of(signal: i32) -> ! {
     crate::sys::die_of(signal)
 }
 
-/// The rows of the table: code and meaning.
-pub const TABLE: &[(&str, &str)] = &[
-    ("0–255", "the command's own; 128+N for death by signal N"),
-    ("64", "usage: bad option, URL, duration or name; nothing was contacted"),
-    ("69", "store unavailable: try later; the command did not start"),
-    ("71", "the system refused (fork, memory, descriptors); the lock was released"),
-    ("75", "busy, also when the wait ran out (--busy-code changes it)"),
-    ("77", "denied by the store or the file system: a person must act"),
-    ("79", "lease lost while the command ran; the command was stopped"),
-    ("80", "not held: release, refresh or status of a lease that this token does not hold"),
-    ("124", "stopped by --max-runtime"),
-    ("126", "command found but not executable"),
-    ("127", "command not found; looked up before the lock is asked for"),
+/// The rows of the table: code, meaning, and whether the command started.
+pub const TABLE: &[(&str, &str, &str)] = &[
+    ("0–255", "the command's own, 128+N for death by signal N: it ran under the lock to its end", "yes"),
+    ("64", "usage: bad option, URL, duration, name, configuration; nothing was contacted", "no"),
+    ("69", "store unavailable: unreachable, timed out, loading, read-only, full: try later", "no"),
+    ("70", "a bug in dlock", ""),
+    ("71", "the system refused (fork, memory, descriptors); the lock was released", "no"),
+    ("75", "busy, also when the wait ran out (--busy-code changes it)", "no"),
+    ("77", "denied: password, ACL, file mode, foreign key, wrong kind of server: a person must act; never retried", "no"),
+    ("79", "lease lost while the command ran; the command was stopped", "yes"),
+    ("80", "not held: release, refresh or status of a lease that this token does not hold (any more)", "–"),
+    ("124", "stopped by --max-runtime", "yes"),
+    ("126", "found but not executable (looked up before the lock is asked for)", "no"),
+    ("127", "not found (looked up before the lock is asked for)", "no"),
 ];
 
 /// The table for people.
 pub fn table() -> String {
-    TABLE.iter().fold(String::new(), |mut out, (code, meaning)| {
-        let _ = writeln!(out, "  {code:<6} {meaning}");
+    TABLE.iter().fold(String::new(), |mut out, (code, meaning, _)| {
+        let _ = writeln!(out, "  {code:<5} {meaning}");
         out
     })
 }
@@ -107,6 +111,7 @@ mod tests {
     fn every_code_has_a_row() {
         for outcome in [
             Outcome::Usage,
+            Outcome::Bug,
             Outcome::Unavailable,
             Outcome::System,
             Outcome::Busy(BUSY),
@@ -118,7 +123,7 @@ mod tests {
             Outcome::NotFound,
         ] {
             let End::Exit(code) = outcome.end() else { panic!("{outcome:?} ends by a signal") };
-            assert!(TABLE.iter().any(|(row, _)| *row == code.to_string()), "{code}");
+            assert!(TABLE.iter().any(|(row, ..)| *row == code.to_string()), "{code}");
         }
         assert_eq!(Outcome::Died(15).end(), End::Signal(15));
     }

@@ -3,6 +3,7 @@
 
 mod acquire; // acquire, status and list on every store
 mod config; // options over environment over files
+mod generated; // man pages, completions and README against the code
 mod harness; // stores of their own for each test, and the binary with a pinned environment
 mod lease; // acquire, refresh, release, status, list, break
 mod names; // names on every store
