@@ -3,11 +3,14 @@
 
 mod acquire; // acquire, status and list on every store
 mod config; // options over environment over files
+mod conformance; // the contract of a store, one test a promise a store
 mod generated; // man pages, completions and README against the code
 mod harness; // stores of their own for each test, and the binary with a pinned environment
 mod lease; // acquire, refresh, release, status, list, break
 mod names; // names on every store
+mod others; // other lock libraries on the same key
 mod redis; // a real redis-server for one test
 mod run; // run: exit status, environment, signals, waiting, loss
 mod stores; // run on every store, and what only Redis can do
+mod tidy; // the house rules
 mod usage; // what is refused before anything is contacted

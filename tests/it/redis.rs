@@ -41,6 +41,10 @@ impl Redis {
         format!("redis://127.0.0.1:{}/0", self.port)
     }
 
+    pub fn port(&self) -> String {
+        self.port.to_string()
+    }
+
     pub fn url_with_password(&self, password: &str) -> String {
         format!("redis://:{password}@127.0.0.1:{}/0", self.port)
     }
