@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, OsStr, OsString};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -334,6 +335,36 @@ pub fn die_of(signal: i32) -> ! {
         libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
         libc::_exit(128 + signal)
     }
+}
+
+fn byte_lock(kind: libc::c_int, at: u64) -> libc::flock {
+    // SAFETY: zeroed is a valid flock, and l_pid must be 0 for locks of an open file description.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as _;
+    lock.l_whence = libc::SEEK_SET as _;
+    lock.l_start = (at >> 1) as libc::off_t; // off_t is signed
+    lock.l_len = 1;
+    lock
+}
+
+/// Locks one byte of a file for as long as this open file description lives (fcntl(2),
+/// F_OFD_SETLK); false if somebody else has it. The byte need not exist.
+pub fn lock_byte(file: &File, at: u64) -> io::Result<bool> {
+    let lock = byte_lock(libc::F_WRLCK, at);
+    // SAFETY: `lock` is initialised and only read.
+    match check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Has another open file description locked this byte?
+pub fn byte_is_locked(file: &File, at: u64) -> io::Result<bool> {
+    let mut lock = byte_lock(libc::F_RDLCK, at);
+    // SAFETY: `lock` is initialised, and may be written to.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) })?;
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
 }
 
 /// Makes a named pipe with the given mode, whatever the umask.

@@ -142,7 +142,7 @@ fn a_told_waiter_leaves_nothing_behind() {
     assert!(at.status("x")["waiters"].as_array().unwrap().is_empty());
     signal(&holder, libc::SIGTERM);
     holder.wait().unwrap();
-    assert_eq!(fs::read_dir(at.path("store/alive")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(at.path("store/line")).unwrap().count(), 0);
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn contenders_lose_no_update_and_leave_no_record_of_themselves() {
         assert!(child.wait().unwrap().success());
     }
     assert_eq!(fs::read_to_string(&counter).unwrap().trim(), "40");
-    assert_eq!(fs::read_dir(at.path("store/alive")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(at.path("store/line")).unwrap().count(), 0);
     assert_eq!(text(&at.run(&["list"]).stdout), "");
 }
 
