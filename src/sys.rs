@@ -386,6 +386,11 @@ pub fn uid() -> u32 {
 
 /// Name and home directory of this user by the passwd entry, not by the environment.
 pub fn user() -> Option<(String, String)> {
+    static USER: std::sync::OnceLock<Option<(String, String)>> = std::sync::OnceLock::new();
+    USER.get_or_init(look_up_user).clone()
+}
+
+fn look_up_user() -> Option<(String, String)> {
     // SAFETY: getpwuid returns null or a pointer that stays valid until the next call; this process
     // asks before it has a second thread.
     unsafe {
