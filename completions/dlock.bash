@@ -62,7 +62,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__acquire)
-            opts="-r -t -w -n -E -q -v -h --resource --store --ttl --wait --no-wait --retry-count --retry-delay --busy-code --label --quiet --verbose --config --help"
+            opts="-r -t -w -n -E -q -v -h --resource --store --ttl --wait --no-wait --retry-count --retry-delay --busy-code --label --quiet --verbose --format --config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -113,6 +113,10 @@ _dlock() {
                     return 0
                     ;;
                 --label)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --format)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -180,7 +184,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__refresh)
-            opts="-r -t -h --resource --store --token --ttl --config --help"
+            opts="-r -t -h --resource --store --token --ttl --json --config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -256,7 +260,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__run)
-            opts="-r -t -w -n -E -q -v -c -h --resource --store --ttl --wait --no-wait --retry-count --retry-delay --busy-code --label --quiet --verbose --kill-after --on-lost --max-runtime --shell --config --help"
+            opts="-r -t -w -n -E -q -v -c -h --resource --store --ttl --wait --no-wait --retry-count --retry-delay --busy-code --label --quiet --verbose --kill-after --on-lost --max-runtime --no-release --shell --config --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -50,6 +50,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l config -d 'TOML file
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s n -l no-wait -d 'Do not wait (the default)'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Say nothing when busy'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-release -d 'Let the lease run out by itself instead of releasing it'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s r -l resource -d 'What to lock' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l store -d 'Where locks live (default: $DLOCK_STORE, else a local directory)' -r
@@ -59,6 +60,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l retry-count -d '
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l retry-delay -d 'Between those tries [default: 200ms]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l busy-code -d 'Exit status when busy' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l label -d 'Shown with the holder' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l format -d 'What to print: token, env (lines for eval) or json [default: token]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s n -l no-wait -d 'Do not wait (the default)'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s q -l quiet -d 'Say nothing when busy'
@@ -69,6 +71,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand refresh" -l store -d 'Where 
 complete -c dlock -n "__fish_dlock_using_subcommand refresh" -l token -d 'The token that acquire printed (default: $DLOCK_TOKEN)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand refresh" -s t -l ttl -d 'New lease length [default: 30s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand refresh" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand refresh" -l json -d 'One JSON document'
 complete -c dlock -n "__fish_dlock_using_subcommand refresh" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s r -l resource -d 'What to lock' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l store -d 'Where locks live (default: $DLOCK_STORE, else a local directory)' -r

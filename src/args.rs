@@ -22,7 +22,14 @@ pub enum Verb {
     /// Take the lock, run a command, renew while it runs, release
     Run(RunArgs),
     /// Take the lock and print its token
-    Acquire(TakeArgs),
+    Acquire {
+        /// How to take the lock.
+        #[command(flatten)]
+        take: TakeArgs,
+        /// What to print: token, env (lines for eval) or json [default: token]
+        #[arg(long, value_name = "WHAT")]
+        format: Option<String>,
+    },
     /// Renew a lease
     Refresh {
         /// Resource and store.
@@ -34,6 +41,9 @@ pub enum Verb {
         /// New lease length [default: 30s]
         #[arg(short, long, value_name = "DUR", allow_hyphen_values = true)]
         ttl: Option<String>,
+        /// One JSON document
+        #[arg(long)]
+        json: bool,
     },
     /// Release a lease if the token holds it
     Release {
@@ -142,6 +152,9 @@ pub struct RunArgs {
     /// Stop the command after this long, exit 124
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub max_runtime: Option<String>,
+    /// Let the lease run out by itself instead of releasing it
+    #[arg(long)]
+    pub no_release: bool,
     /// Run one string by /bin/sh -c
     #[arg(short = 'c', long, value_name = "STRING", conflicts_with = "command", allow_hyphen_values = true)]
     pub shell: Option<OsString>,

@@ -52,6 +52,8 @@ pub struct Run {
     pub pace: Pace,
     /// Stop the command when the lease is lost.
     pub stop_on_loss: bool,
+    /// Release the lease at the end, or let it run out.
+    pub release: bool,
     /// Stop the command after this long.
     pub max_runtime: Option<Duration>,
 }
@@ -185,9 +187,26 @@ pub fn owner(program: String, label: Option<String>) -> Owner {
     Owner { user, host: sys::host(), pid: std::process::id(), program, label }
 }
 
-/// A lock to be taken by `acquire`.
-pub fn take(args: TakeArgs, config: Option<&Path>) -> Result<Take, String> {
-    Ok(taken(args, Keeping::Lease, "acquire".into(), config)?.0)
+/// What `acquire` prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// The token and a newline.
+    Token,
+    /// `export` lines for a shell's `eval`.
+    Env,
+    /// One JSON document.
+    Json,
+}
+
+/// A lock to be taken by `acquire`, and what to print of it.
+pub fn take(args: TakeArgs, format: Option<&str>, config: Option<&Path>) -> Result<(Take, Format), String> {
+    let format = match format {
+        None | Some("token") => Format::Token,
+        Some("env") => Format::Env,
+        Some("json") => Format::Json,
+        Some(other) => return Err(format!("--format {other:?} is none of token, env, json")),
+    };
+    Ok((taken(args, Keeping::Lease, "acquire".into(), config)?.0, format))
 }
 
 fn taken(args: TakeArgs, keeping: Keeping, program: String, config: Option<&Path>) -> Result<(Take, Settings), String> {
@@ -250,7 +269,7 @@ pub fn run(args: RunArgs, command: &[OsString], config: Option<&Path>) -> Result
         return Err(format!("--ttl {:?} is too short to be renewed in time; run needs at least 1s", duration_words(take.request.ttl)));
     }
     let pace = Pace::new(take.request.ttl, grace)?;
-    Ok(Run { take, pace, stop_on_loss, max_runtime })
+    Ok(Run { take, pace, stop_on_loss, release: !args.no_release, max_runtime })
 }
 
 #[cfg(test)]

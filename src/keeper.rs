@@ -64,20 +64,20 @@ impl Keeper {
                     Err(StoreError::Unavailable(words)) => Err(StoreError::Unavailable(words.clone())),
                 }));
             });
-            let lease = match taken {
-                Taken::Lease(lease) => lease,
+            let (lease, after) = match taken {
+                Taken::Lease(lease, after) => (lease, after),
                 other => {
                     // A place in the line ends here.
                     if request.queue && !matches!(other, Taken::Failed(StoreError::Denied(_))) {
                         store.limit(Duration::from_millis(500));
-                        let _ = store.release(&request.claim);
+                        let _ = store.release(&request.claim, request.keeping);
                     }
                     return tell(News::Taken(other));
                 }
             };
-            tell(News::Taken(Taken::Lease(lease.clone())));
-            if keep(&mut *store, &lease, pace, &released, &tell) {
-                tell(News::Released(store.release(&lease.claim)));
+            tell(News::Taken(Taken::Lease(lease.clone(), after)));
+            if keep(&mut *store, &lease, pace, store::kept_by_life(&url), &released, &tell) {
+                tell(News::Released(store.release(&lease.claim, request.keeping)));
             }
         })?;
         Ok(Keeper { release, news, wake, switch })
@@ -106,9 +106,10 @@ impl Keeper {
 }
 
 /// Renews until told to release, or until the lease is lost. An error is not a loss: it is tried
-/// again while there is time, and nothing is sent after the deadline. False where nobody is left who
-/// could have told: `acquire` drops the handle and its lease must outlive it.
-fn keep(store: &mut dyn Store, lease: &Lease, pace: Option<Pace>, released: &Receiver<()>, tell: &dyn Fn(News)) -> bool {
+/// again while there is time, and nothing is sent after the deadline, unless this process keeps its
+/// lease `by_life` (a machine that slept finds it as it was). False where nobody is left who could have
+/// told: `acquire` drops the handle and its lease must outlive it.
+fn keep(store: &mut dyn Store, lease: &Lease, pace: Option<Pace>, by_life: bool, released: &Receiver<()>, tell: &dyn Fn(News)) -> bool {
     let Some(pace) = pace else {
         return released.recv().is_ok();
     };
@@ -122,7 +123,7 @@ fn keep(store: &mut dyn Store, lease: &Lease, pace: Option<Pace>, released: &Rec
             Err(RecvTimeoutError::Disconnected) => return false,
         }
         let asked = Moment::now();
-        if asked >= deadline {
+        if asked >= deadline && !by_life {
             break;
         }
         match store.refresh(&lease.claim, lease.ttl) {
@@ -133,6 +134,10 @@ fn keep(store: &mut dyn Store, lease: &Lease, pace: Option<Pace>, released: &Rec
             }
             Ok(Refreshed::Lost(lost)) => {
                 tell(News::Lost(lost));
+                break;
+            }
+            Err(StoreError::Unavailable(words) | StoreError::Denied(words)) if by_life && asked >= deadline => {
+                tell(News::Lost(Lost::Unproven(words)));
                 break;
             }
             Err(error) => {

@@ -159,6 +159,8 @@ pub struct Holding {
     pub expires_in: Duration,
     /// Who broke it, if somebody did and its holder has not gone yet.
     pub broken_by: Option<Owner>,
+    /// How it is kept alive; `None` for another library's lock.
+    pub keeping: Option<Keeping>,
 }
 
 /// A granted lease. The deadline is counted by the one who asked, from before it asked.

@@ -8,9 +8,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::clock::wall_us;
-use crate::lock::{Holding, Mode, Name, Owner, duration_words};
+use crate::lock::{Claim, Holding, Keeping, Lease, Mode, Name, Owner, duration_words};
 use crate::outcome::Outcome;
-use crate::store::{self, Lost, Status, StoreError};
+use crate::store::{self, After, Lost, Status, StoreError};
 use crate::supervise::Event;
 use crate::wait::InTheWay;
 use crate::watch::Why;
@@ -147,6 +147,15 @@ impl Voice {
                 StoreError::Unavailable(words) => say(&format!("cannot lock '{name}': store unavailable: {words}; try later")),
                 StoreError::Denied(words) => say(&format!("cannot lock '{name}': denied: {words}")),
             },
+            Event::TakenOver(_) if self.quiet => {}
+            Event::TakenOver(After::Vanished(before)) => {
+                let who = before.owner.as_ref().map_or_else(|| "a client that left no record".into(), who);
+                let heard = before.heartbeat_us.map_or(String::new(), |at| format!(", last heard of at {}", utc(at)));
+                say(&format!("took over '{name}': previous holder {who} stopped renewing{heard}"));
+            }
+            Event::TakenOver(After::Unreadable(path)) => {
+                say(&format!("took over '{name}': its record {path} could not be read and was replaced"));
+            }
             Event::Granted(lease) if self.verbose => {
                 let fence = lease.fence.map_or(String::new(), |fence| format!(", fencing token {fence}"));
                 say(&format!("locked '{name}' in {} for {}{fence}", self.store, duration_words(lease.ttl)));
@@ -161,6 +170,7 @@ impl Voice {
                     Lost::Absent => "its record is gone from the store".into(),
                     Lost::Foreign(holding) => format!("now held by {}", held(holding)),
                     Lost::Broken { by } => format!("broken by {}", who(by)),
+                    Lost::Unproven(words) => format!("its deadline has passed and the store can't be asked: {words}"),
                 }
             )),
             Event::Stopping(Why::Lost) => say("stopping the command"),
@@ -204,6 +214,10 @@ pub fn holding_json(holding: &Holding) -> Value {
     json!({
         "owner": holding.owner.as_ref().map(owner_json),
         "mode": mode,
+        "kept_by": holding.keeping.map(|keeping| match keeping {
+            Keeping::Process => "run",
+            Keeping::Lease => "lease",
+        }),
         "fencing_token": holding.fence,
         "acquired_at": holding.acquired_at_us.map(utc),
         "heartbeat_at": holding.heartbeat_us.map(utc),
@@ -224,6 +238,43 @@ pub fn status_json(status: &Status) -> Value {
             "waiting_ms": u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
         })).collect::<Vec<_>>(),
         "last_fencing_token": status.last_fence,
+    })
+}
+
+/// A lease as lines for a shell's `eval`; the only place besides `lease_json` that shows a token.
+pub fn exports(lease: &Lease, store: Option<&str>) -> String {
+    let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
+    let mut out = String::new();
+    let mut line = |name: &str, value: &str| {
+        let _ = writeln!(out, "export DLOCK_{name}={}", quoted(value));
+    };
+    line("RESOURCE", lease.claim.name.as_str());
+    line("TOKEN", lease.claim.token.as_str());
+    if let Some(fence) = lease.fence {
+        line("FENCING_TOKEN", &fence.to_string());
+    }
+    if let Some(store) = store {
+        line("STORE", store);
+    }
+    out
+}
+
+/// A lease for its owner as JSON.
+pub fn lease_json(lease: &Lease, store: &str) -> String {
+    let mut value = renewed_json(&lease.claim, lease.ttl);
+    value["token"] = json!(lease.claim.token.as_str());
+    value["fencing_token"] = json!(lease.fence);
+    value["store"] = json!(store);
+    document(&value)
+}
+
+/// A renewal as JSON; no token.
+pub fn renewed_json(claim: &Claim, ttl: Duration) -> Value {
+    let ttl_us = u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX);
+    json!({
+        "resource": claim.name.as_str(),
+        "ttl_ms": ttl_us / 1000,
+        "expires_at": utc(wall_us().saturating_add(ttl_us)),
     })
 }
 

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::lock::{Claim, Holding, Name, Owner, Request};
+use crate::lock::{Claim, Holding, Keeping, Name, Owner, Request};
 
 pub mod file;
 pub mod redis;
@@ -21,6 +21,8 @@ pub enum Acquired {
         slot: Option<u32>,
         /// The TTL granted.
         ttl: Duration,
+        /// What was in the way and is over, where the store can tell.
+        after: Option<After>,
     },
     /// Somebody else's.
     Busy {
@@ -33,6 +35,15 @@ pub enum Acquired {
         /// The job that dlock was started in holds it itself.
         own_parent: bool,
     },
+}
+
+/// What a lease was granted over: worth a word, since somebody's job has failed.
+#[derive(Clone, Debug)]
+pub enum After {
+    /// A holder that stopped renewing.
+    Vanished(Box<Holding>),
+    /// A record, by its path, that could not be read.
+    Unreadable(String),
 }
 
 /// The answer to `refresh`.
@@ -59,6 +70,8 @@ pub enum Lost {
         /// Who.
         by: Owner,
     },
+    /// Its deadline has passed and the store can't be asked, for this reason.
+    Unproven(String),
 }
 
 /// The answer to `release`.
@@ -68,6 +81,8 @@ pub enum Released {
     Freed,
     /// It was not the asker's.
     NotHeld(Option<Box<Holding>>),
+    /// A running `run` keeps it, and releases it itself when its command is gone.
+    Kept(Box<Holding>),
 }
 
 /// The state of one resource.
@@ -100,8 +115,9 @@ pub trait Store: Send {
     fn acquire(&mut self, request: &Request) -> Result<Acquired, StoreError>;
     /// Renews a lease; never creates one.
     fn refresh(&mut self, claim: &Claim, ttl: Duration) -> Result<Refreshed, StoreError>;
-    /// Frees the lease if the token owns it, and leaves the line.
-    fn release(&mut self, claim: &Claim) -> Result<Released, StoreError>;
+    /// Frees the lease if the token owns it, and leaves the line. Asked for as a `Keeping::Lease`, it
+    /// spares a lease that a `run` keeps: its command may be alive.
+    fn release(&mut self, claim: &Claim, by: Keeping) -> Result<Released, StoreError>;
     /// Ends others' leases: those without a process at once, a `run` is marked and told.
     fn break_lease(&mut self, name: &Name, by: &Owner) -> Result<Vec<Holding>, StoreError>;
     /// The state of a resource; `claim` asks besides whether this token holds it.
@@ -122,6 +138,8 @@ pub struct Backend {
     pub form: &'static str,
     /// One line on what it is.
     pub about: &'static str,
+    /// A live `run` keeps its lease whatever the clock says.
+    by_life: bool,
     check: fn(&str) -> Result<(), String>,
     open: fn(&str) -> Result<Box<dyn Store>, StoreError>,
     shown: fn(&str) -> String,
@@ -135,6 +153,7 @@ pub const BACKENDS: &[Backend] = &[
         scheme: "file",
         form: "file:///DIR",
         about: "a local directory; one machine",
+        by_life: true,
         check: file::check,
         open: file::open,
         shown: str::to_owned,
@@ -145,6 +164,7 @@ pub const BACKENDS: &[Backend] = &[
         scheme: "redis",
         form: "redis://[USER[:PW]@]HOST[:PORT][/DB]",
         about: "one Redis or Valkey",
+        by_life: false,
         check: redis::check,
         open: redis::open,
         shown: redis::shown,
@@ -155,6 +175,7 @@ pub const BACKENDS: &[Backend] = &[
         scheme: "redis+unix",
         form: "redis+unix:///PATH[?db=N]",
         about: "one Redis on a unix socket",
+        by_life: false,
         check: redis::check,
         open: redis::open,
         shown: redis::shown,
@@ -179,6 +200,11 @@ pub fn check(url: &str) -> Result<(), String> {
 /// Opens a checked URL.
 pub fn open(url: &str) -> Result<Box<dyn Store>, StoreError> {
     (backend(url).map_err(StoreError::Denied)?.open)(url)
+}
+
+/// Does a live `run` keep its lease whatever the clock says?
+pub fn kept_by_life(url: &str) -> bool {
+    backend(url).is_ok_and(|row| row.by_life)
 }
 
 /// The store for people, without its password and without a connection to it.

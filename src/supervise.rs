@@ -14,7 +14,7 @@ use crate::keeper::{Keeper, News};
 use crate::lock::Lease;
 use crate::outcome::Outcome;
 use crate::signals::{self, Signals};
-use crate::store::{self, Lost, Released, StoreError};
+use crate::store::{self, After, Lost, Released, StoreError};
 use crate::sys;
 use crate::wait::{InTheWay, Taken};
 use crate::watch::{Action, Watch, Why};
@@ -29,6 +29,8 @@ pub enum Event<'a> {
     Failed(&'a StoreError),
     /// Granted.
     Granted(&'a Lease),
+    /// It was granted over somebody's failure.
+    TakenOver(&'a After),
     /// A renewal failed, and will be tried again.
     Late(&'a StoreError),
     /// The store says that the lease is gone.
@@ -63,7 +65,10 @@ pub fn obtain(take: &Take, keeper: &Keeper, signals: &Signals, say: &dyn Fn(Even
         for news in keeper.news() {
             match news {
                 News::Waiting(trouble) => say(Event::Waiting(&trouble)),
-                News::Taken(Taken::Lease(lease)) => {
+                News::Taken(Taken::Lease(lease, after)) => {
+                    if let Some(after) = after {
+                        say(Event::TakenOver(&after));
+                    }
                     say(Event::Granted(&lease));
                     return Ok(lease);
                 }
@@ -88,13 +93,13 @@ pub fn obtain(take: &Take, keeper: &Keeper, signals: &Signals, say: &dyn Fn(Even
 fn give_up(take: &Take, keeper: &Keeper) {
     let limit = Duration::from_millis(500);
     keeper.abandon(limit);
-    let (url, claim) = (take.store.clone(), take.request.claim.clone());
+    let (url, claim, keeping) = (take.store.clone(), take.request.claim.clone(), take.request.keeping);
     let (done, ended) = std::sync::mpsc::channel();
     // In a thread of its own: a connection attempt must not hold up the exit.
     let started = std::thread::Builder::new().spawn(move || {
         if let Ok(mut store) = store::open(&url) {
             store.limit(limit);
-            let _ = store.release(&claim);
+            let _ = store.release(&claim, keeping);
         }
         let _ = done.send(());
     });
@@ -121,7 +126,7 @@ pub fn let_go(keeper: &Keeper, signals: &Signals, lost: bool, say: &dyn Fn(Event
                     Ok(Released::Freed) => {}
                     Ok(Released::NotHeld(_)) if lost => {}
                     Err(_) if lost => {}
-                    Ok(Released::NotHeld(_)) => say(Event::NotReleased("it was not held any more")),
+                    Ok(Released::NotHeld(_) | Released::Kept(_)) => say(Event::NotReleased("it was not held any more")),
                     Err(StoreError::Unavailable(words) | StoreError::Denied(words)) => say(Event::NotReleased(&words)),
                 }
                 return;
@@ -158,7 +163,8 @@ pub fn run(run: Run, path: &Path, command: &[OsString], handed_store: String, sa
     };
     let began = Moment::now();
     let overrun = run.max_runtime.map(|limit| began + limit);
-    let mut watch = Watch::new(run.pace, lease.deadline, overrun, run.stop_on_loss);
+    let deadline = (!store::kept_by_life(&run.take.store)).then_some(lease.deadline);
+    let mut watch = Watch::new(run.pace, deadline, overrun, run.stop_on_loss);
     // A signal that came with the grant, or a lease that is almost over: never start.
     if let Some(signal) = std::iter::from_fn(|| signals.next()).find(|signal| signals::ends(*signal)) {
         let_go(&keeper, &signals, false, say);
@@ -278,7 +284,9 @@ fn finish(
     }
     lost |= !watch.provable(ended);
     let why = watch.why();
-    let_go(keeper, signals, lost, say);
+    if run.release {
+        let_go(keeper, signals, lost, say);
+    }
     let own = child.reap();
     match why {
         Some(Why::Overran) => Outcome::Overran,

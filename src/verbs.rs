@@ -16,8 +16,8 @@ pub fn run(args: Args) -> Outcome {
     let config = args.config.as_deref();
     match args.verb {
         Verb::Run(args) => run::run(args, config),
-        Verb::Acquire(args) => acquire::run(args, config),
-        Verb::Refresh { at, token, ttl } => refresh::refresh(at, token, ttl, config),
+        Verb::Acquire { take, format } => acquire::run(take, format.as_deref(), config),
+        Verb::Refresh { at, token, ttl, json } => refresh::refresh(at, token, ttl, json, config),
         Verb::Release { at, token } => refresh::release(at, token, config),
         Verb::Status { at, token, json } => status::status(at, token, json, config),
         Verb::List { prefix, store, json } => status::list(&prefix.unwrap_or_default(), store, json, config),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::clock::Moment;
 use crate::lock::{Holding, Lease, Request};
 use crate::pace;
-use crate::store::{Acquired, Store, StoreError};
+use crate::store::{Acquired, After, Store, StoreError};
 
 /// How long to go on asking.
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +38,8 @@ pub struct InTheWay {
 
 /// How the asking ended.
 pub enum Taken {
-    /// With a lease.
-    Lease(Lease),
+    /// With a lease, and what it was granted over.
+    Lease(Lease, Option<After>),
     /// Without one.
     Busy(InTheWay),
     /// With an error.
@@ -85,19 +85,21 @@ pub fn take(
     let began = Moment::now();
     let end = patience.wait.map(|wait| began + wait);
     let mut tries = 0_u32;
+    let mut after = None;
     loop {
         let asked = Moment::now();
         let Some(answer) = switch.ask(|| store.acquire(request)) else { return Taken::Abandoned };
         let waited = began.until(Moment::now());
         let (trouble, pause) = match answer {
-            Ok(Acquired::Granted { fence, slot, ttl }) => {
+            Ok(Acquired::Granted { fence, slot, ttl, after: over }) => {
+                after = after.or(over);
                 let deadline = asked + ttl.saturating_sub(pace::drift(ttl));
                 // A slow answer may leave too little of the lease: asking again renews it.
                 if Moment::now().until(deadline) < ttl / 2 && tries < 3 {
                     tries += 1;
                     continue;
                 }
-                return Taken::Lease(Lease { claim: request.claim.clone(), fence, slot, ttl, deadline });
+                return Taken::Lease(Lease { claim: request.claim.clone(), fence, slot, ttl, deadline }, after);
             }
             Ok(Acquired::Busy { holders, waiting, own_parent, retry_in, .. }) => {
                 let way = InTheWay { holders, waiting, own_parent, waited };

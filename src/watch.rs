@@ -31,7 +31,8 @@ pub enum Action {
 /// What is known about one running command.
 pub struct Watch {
     pace: Pace,
-    deadline: Moment,
+    /// None where no clock ends the lease, but the store alone.
+    deadline: Option<Moment>,
     overrun: Option<Moment>,
     stop_on_loss: bool,
     stopping: Option<(Why, Moment)>,
@@ -41,14 +42,15 @@ pub struct Watch {
 const LOST_GRACE: Duration = Duration::from_secs(2);
 
 impl Watch {
-    /// A command that starts under a lease until `deadline`.
-    pub fn new(pace: Pace, deadline: Moment, overrun: Option<Moment>, stop_on_loss: bool) -> Watch {
+    /// A command that starts under a lease until `deadline`; `None` where a live holder keeps it
+    /// whatever the clock says.
+    pub fn new(pace: Pace, deadline: Option<Moment>, overrun: Option<Moment>, stop_on_loss: bool) -> Watch {
         Watch { pace, deadline, overrun, stop_on_loss, stopping: None }
     }
 
     /// The lease was renewed.
     pub fn kept(&mut self, deadline: Moment) {
-        self.deadline = self.deadline.max(deadline);
+        self.deadline = self.deadline.map(|before| before.max(deadline));
     }
 
     /// The lease is known to be lost: stop within the short grace.
@@ -64,16 +66,17 @@ impl Watch {
 
     /// What time alone demands. Asked first after every wake-up.
     pub fn tick(&mut self, now: Moment) -> Action {
-        if self.stop_on_loss && now >= self.deadline - self.pace.settle {
+        let last = self.last();
+        if last.is_some_and(|last| now >= last) {
             let why = self.stopping.map_or(Why::Silent, |(why, _)| why);
-            self.stopping = Some((why, now.min(self.deadline)));
+            self.stopping = Some((why, now));
             return Action::Kill(why);
         }
         if let Some((why, kill_at)) = self.stopping {
             return if now >= kill_at { Action::Kill(why) } else { Action::Nothing };
         }
-        if self.stop_on_loss && now >= self.deadline - self.pace.settle - self.pace.grace {
-            self.stopping = Some((Why::Silent, self.deadline - self.pace.settle));
+        if let Some(last) = last.filter(|last| now >= *last - self.pace.grace) {
+            self.stopping = Some((Why::Silent, last));
             return Action::Terminate(Why::Silent);
         }
         if self.overrun.is_some_and(|at| now >= at) {
@@ -85,7 +88,12 @@ impl Watch {
 
     /// Is the lease still provable?
     pub fn provable(&self, now: Moment) -> bool {
-        now < self.deadline
+        self.deadline.is_none_or(|deadline| now < deadline)
+    }
+
+    /// When KILL comes at the latest.
+    fn last(&self) -> Option<Moment> {
+        self.deadline.filter(|_| self.stop_on_loss).map(|deadline| deadline - self.pace.settle)
     }
 
     /// Why the command is being stopped, if it is.
@@ -95,20 +103,12 @@ impl Watch {
 
     /// When to ask again at the latest.
     pub fn next(&self) -> Moment {
-        let mut next = Moment(u64::MAX);
-        if self.stop_on_loss {
-            next = self.deadline - self.pace.settle;
-        }
+        let never = Moment(u64::MAX);
+        let last = self.last().unwrap_or(never);
         match self.stopping {
-            Some((_, kill_at)) => next = next.min(kill_at),
-            None => {
-                if self.stop_on_loss {
-                    next = next - self.pace.grace;
-                }
-                next = self.overrun.map_or(next, |at| next.min(at));
-            }
+            Some((_, kill_at)) => last.min(kill_at),
+            None => (last - self.pace.grace).min(self.overrun.unwrap_or(never)),
         }
-        next
     }
 }
 
@@ -121,7 +121,7 @@ mod tests {
     fn watch(overrun: Option<Moment>) -> (Watch, Pace, Moment) {
         let pace = Pace::new(10 * SECOND, Some(SECOND)).unwrap();
         let deadline = Moment(100_000_000);
-        (Watch::new(pace, deadline, overrun, true), pace, deadline)
+        (Watch::new(pace, Some(deadline), overrun, true), pace, deadline)
     }
 
     #[test]
@@ -139,6 +139,15 @@ mod tests {
     fn waking_up_after_the_deadline_kills_at_once() {
         let (mut watch, _, deadline) = watch(None);
         assert_eq!(watch.tick(deadline + SECOND), Action::Kill(Why::Silent));
+    }
+
+    #[test]
+    fn where_life_keeps_the_lease_only_the_store_ends_it() {
+        let pace = Pace::new(10 * SECOND, Some(SECOND)).unwrap();
+        let mut watch = Watch::new(pace, None, None, true);
+        assert_eq!(watch.tick(Moment(u64::MAX / 2)), Action::Nothing);
+        assert!(watch.provable(Moment(u64::MAX / 2)));
+        assert_eq!(watch.lost(Moment(5)), Action::Terminate(Why::Lost));
     }
 
     #[test]

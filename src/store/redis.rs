@@ -7,152 +7,28 @@
 
 use std::time::Duration;
 
-use redis::{Connection, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo, RedisError, Value};
+use redis::{Connection, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo, RedisError, RedisResult, Value};
 
 use super::{Acquired, Lost, Refreshed, Released, Status, Store, StoreError};
 use crate::clock::{Moment, wall_us};
 use crate::lock::{Claim, Holding, Keeping, Mode, Name, Owner, Request};
 
-const ACQUIRE: &str = include_str!("redis/acquire.lua");
-const REFRESH: &str = include_str!("redis/refresh.lua");
-const RELEASE: &str = include_str!("redis/release.lua");
-const BREAK: &str = include_str!("redis/break.lua");
-const STATUS: &str = include_str!("redis/status.lua");
+mod url;
+
+use url::{Place, Target, decoded};
+pub use url::{check, complete, handed, shown};
+
+const ACQUIRE: &str = concat!(include_str!("redis/head.lua"), include_str!("redis/acquire.lua"));
+const REFRESH: &str = concat!(include_str!("redis/head.lua"), include_str!("redis/refresh.lua"));
+const RELEASE: &str = concat!(include_str!("redis/head.lua"), include_str!("redis/release.lua"));
+const BREAK: &str = concat!(include_str!("redis/head.lua"), include_str!("redis/break.lua"));
+const STATUS: &str = concat!(include_str!("redis/head.lua"), include_str!("redis/status.lua"));
 
 const CONNECT: Duration = Duration::from_secs(5);
-const PASSWORD: &str = "cannot read the store URL; percent-encode the password, or give it by DLOCK_PASSWORD";
-
-/// Checks a URL; contacts nothing. The error never repeats the URL, which may hold a password.
-pub fn check(url: &str) -> Result<(), String> {
-    Target::parse(url).map(drop)
-}
-
 /// Opens a store; the first call connects.
 pub fn open(url: &str) -> Result<Box<dyn Store>, StoreError> {
     let target = Target::parse(url).map_err(StoreError::Denied)?;
     Ok(Box::new(Redis { target, connection: None, op: CONNECT, connect: CONNECT }))
-}
-
-/// The store for people: its URL without the password.
-pub fn shown(url: &str) -> String {
-    Target::parse(url).map_or_else(|_| "the store".into(), |target| target.shown())
-}
-
-/// The same URL without its password, for the environment of the command.
-pub fn handed(url: &str) -> String {
-    let (head, query) = url.split_once('?').unwrap_or((url, ""));
-    let head = match head.split_once("://").and_then(|(scheme, rest)| Some((scheme, rest.split_once('@')?))) {
-        Some((scheme, (login, rest))) => match login.split_once(':').map_or(login, |(user, _)| user) {
-            "" => format!("{scheme}://{rest}"),
-            user => format!("{scheme}://{user}@{rest}"),
-        },
-        None => head.to_owned(),
-    };
-    let kept: Vec<_> = query.split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("password=")).collect();
-    if kept.is_empty() { head } else { format!("{head}?{}", kept.join("&")) }
-}
-
-/// Puts a password and a prefix into a URL that names none.
-pub fn complete(url: &str, password: Option<&str>, prefix: Option<&str>) -> String {
-    let named = Target::parse(url).is_ok_and(|target| target.password.is_some());
-    let url = match (password, url.split_once("://")) {
-        (Some(password), Some((scheme, rest))) if !named => {
-            let password = super::percent_encoded(password);
-            let (authority, tail) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
-            let (user, host) = authority.rsplit_once('@').unwrap_or(("", authority));
-            format!("{scheme}://{}:{password}@{host}{tail}", user.trim_end_matches(':'))
-        }
-        _ => url.to_owned(),
-    };
-    super::with_prefix(&url, prefix)
-}
-
-enum Place {
-    Tcp(String, u16),
-    Unix(String),
-}
-
-struct Target {
-    place: Place,
-    user: Option<String>,
-    password: Option<String>,
-    db: u32,
-    prefix: String,
-}
-
-impl Target {
-    fn parse(url: &str) -> Result<Target, String> {
-        let (scheme, rest) = url.split_once("://").ok_or("the store URL has no scheme")?;
-        if rest.contains(['#', ' ']) {
-            return Err(PASSWORD.into());
-        }
-        let unix = scheme == "redis+unix";
-        let (authority, tail) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
-        let (path, query) = tail.split_once('?').unwrap_or((tail, ""));
-        let (login, host) = authority.rsplit_once('@').unwrap_or(("", authority));
-        // An `@` where none belongs means that a password's `/`, `?` or `@` was taken for the URL's own.
-        let cut = !authority.contains('@') && (!unix || !host.is_empty()) && tail.contains('@');
-        if cut || login.contains(['@', '[', ']']) || (!unix && path.contains('@')) {
-            return Err(PASSWORD.into());
-        }
-        let (user, password) = login.split_once(':').unwrap_or((login, ""));
-        let (mut user, mut password) = (decoded(user)?, decoded(password)?);
-        let (mut prefix, mut db) = (None, String::new());
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            match key {
-                "prefix" => prefix = Some(decoded(value)?),
-                "db" if unix => value.clone_into(&mut db),
-                "password" if unix => password = decoded(value)?,
-                "user" if unix => user = decoded(value)?,
-                _ => return Err("the store URL has an unknown parameter after `?`".into()),
-            }
-        }
-        let place = if unix {
-            if !host.is_empty() || path.len() < 2 {
-                return Err("the store URL needs the form redis+unix:///PATH".into());
-            }
-            Place::Unix(decoded(path)?)
-        } else {
-            path.trim_start_matches('/').clone_into(&mut db);
-            let (name, port) = match host.strip_prefix('[').and_then(|host| host.split_once(']')) {
-                Some((name, port)) => (name, port.strip_prefix(':').unwrap_or(port)),
-                None => host.split_once(':').unwrap_or((host, "")),
-            };
-            if name.is_empty() {
-                return Err("the store URL names no host".into());
-            }
-            let port = if port.is_empty() { Ok(6379) } else { port.parse() };
-            Place::Tcp(decoded(name)?, port.map_err(|_| "the port in the store URL is not a number below 65536")?)
-        };
-        let db = if db.is_empty() { Ok(0) } else { db.parse() };
-        let db = db.map_err(|_| "the database in the store URL is not a number")?;
-        let prefix = prefix.unwrap_or_else(|| "dlock:".into());
-        if prefix.contains(['{', '}']) {
-            return Err("the prefix must not contain braces".into());
-        }
-        let password = Some(password).filter(|text| !text.is_empty());
-        Ok(Target { place, user: Some(user).filter(|text| !text.is_empty()), password, db, prefix })
-    }
-
-    fn shown(&self) -> String {
-        let user = self.user.as_deref().unwrap_or("");
-        let login = match (user, &self.password) {
-            ("", None) => String::new(),
-            (user, None) => format!("{user}@"),
-            (user, Some(_)) => format!("{user}:***@"),
-        };
-        match &self.place {
-            Place::Tcp(host, port) if host.contains(':') => format!("redis://{login}[{host}]:{port}/{}", self.db),
-            Place::Tcp(host, port) => format!("redis://{login}{host}:{port}/{}", self.db),
-            Place::Unix(path) if self.db == 0 => format!("redis+unix://{login}{path}"),
-            Place::Unix(path) => format!("redis+unix://{login}{path}?db={}", self.db),
-        }
-    }
-}
-
-fn decoded(text: &str) -> Result<String, String> {
-    super::percent_decoded(text).ok_or_else(|| PASSWORD.into())
 }
 
 /// Braces choose a cluster slot and end our side keys' names, so a name keeps none.
@@ -189,7 +65,7 @@ impl Redis {
         std::iter::once(key).chain(sides).collect()
     }
 
-    fn connect(&self) -> Result<Connection, RedisError> {
+    fn connect(&self) -> RedisResult<Connection> {
         let addr = match &self.target.place {
             Place::Tcp(host, port) => ConnectionAddr::Tcp(host.clone(), *port),
             Place::Unix(path) => ConnectionAddr::Unix(path.into()),
@@ -202,18 +78,23 @@ impl Redis {
         // AUTH and SELECT by hand: the crate would send them before any timeout is set.
         connection.set_read_timeout(Some(self.connect))?;
         connection.set_write_timeout(Some(self.connect))?;
+        let mut greeting = redis::pipe();
         if self.target.user.is_some() || self.target.password.is_some() {
             let password = self.target.password.as_deref().unwrap_or("");
-            redis::cmd("AUTH").arg(&self.target.user).arg(password).exec(&mut connection)?;
+            greeting.cmd("AUTH").arg(&self.target.user).arg(password).ignore();
         }
         if self.target.db != 0 {
-            redis::cmd("SELECT").arg(self.target.db).exec(&mut connection)?;
+            greeting.cmd("SELECT").arg(self.target.db).ignore();
+        }
+        if !greeting.is_empty() {
+            greeting.exec(&mut connection)?; // one write for both
         }
         Ok(connection)
     }
 
-    /// One command. An idle connection may have died unnoticed, so it gets a second try on a fresh one.
-    fn ask(&mut self, command: &redis::Cmd, wait: Duration) -> Result<Value, RedisError> {
+    /// Asks on the one connection. An idle one may have died unnoticed, so it gets a second try on a
+    /// fresh one.
+    fn ask<T>(&mut self, wait: Duration, question: impl Fn(&mut Connection) -> RedisResult<T>) -> RedisResult<T> {
         let wait = wait.max(Duration::from_millis(1));
         let start = Moment::now();
         loop {
@@ -226,7 +107,7 @@ impl Redis {
             let answer = connection
                 .set_read_timeout(Some(wait))
                 .and_then(|()| connection.set_write_timeout(Some(wait)))
-                .and_then(|()| command.query(&mut connection));
+                .and_then(|()| question(&mut connection));
             match answer {
                 Err(error) if error.is_io_error() || error.is_unrecoverable_error() => {
                     if !was_reused || start.until(Moment::now()) >= wait {
@@ -248,9 +129,9 @@ impl Redis {
             command.arg(script).arg(keys.len()).arg(keys).arg(args);
             command
         };
-        let mut answer = self.ask(&command("EVALSHA", hash.get_hash()), self.op);
+        let mut answer = self.ask(self.op, |to| command("EVALSHA", hash.get_hash()).query(to));
         if answer.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT")) {
-            answer = self.ask(&command("EVAL", text), self.op);
+            answer = self.ask(self.op, |to| command("EVAL", text).query(to));
         }
         match answer {
             Ok(Value::Array(items)) => Ok(items),
@@ -263,9 +144,9 @@ impl Redis {
     fn wake(&mut self, name: &Name, token: Option<String>) {
         let Some(token) = token else { return };
         let Some(key) = self.keys(name, &[&format!("wake:{token}")]).pop() else { return };
-        if self.ask(redis::cmd("RPUSH").arg(&key).arg(1), self.op).is_ok() {
-            let _ = self.ask(redis::cmd("PEXPIRE").arg(&key).arg(5000), self.op);
-        }
+        let mut push = redis::pipe(); // one write for both
+        push.cmd("RPUSH").arg(&key).arg(1).ignore().cmd("PEXPIRE").arg(&key).arg(5000).ignore();
+        let _ = self.ask(self.op, |to| push.exec(to));
     }
 
     fn strange(&self) -> StoreError {
@@ -339,7 +220,7 @@ impl Redis {
         loop {
             let mut command = redis::cmd("SCAN");
             command.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000);
-            let answer = self.ask(&command, self.op).map_err(|error| self.explain(&error))?;
+            let answer = self.ask(self.op, |to| command.query(to)).map_err(|error| self.explain(&error))?;
             let Value::Array(page) = answer else { return Err(self.strange()) };
             let keys = items(&page, 1).unwrap_or_default();
             found.extend((0..keys.len()).filter_map(|at| word(keys, at)));
@@ -375,6 +256,14 @@ fn owner_of(json: Option<String>) -> Owner {
     json.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
 }
 
+/// How a script names the way a lease is kept.
+fn keeping(keeping: Keeping) -> &'static str {
+    match keeping {
+        Keeping::Process => "process",
+        Keeping::Lease => "lease",
+    }
+}
+
 /// The holder at place `at`: its PTTL, and its record if dlock wrote one.
 fn holding(all: &[Value], at: usize) -> Option<Holding> {
     let fields = items(all, at)?;
@@ -394,6 +283,7 @@ fn holding(all: &[Value], at: usize) -> Option<Holding> {
         heartbeat_us: number(fields, 7),
         expires_in: Duration::from_millis(number(fields, 0).unwrap_or_default()),
         broken_by: word(fields, 9).map(|json| owner_of(Some(json))),
+        keeping: word(fields, 10).map(|word| if word == keeping(Keeping::Process) { Keeping::Process } else { Keeping::Lease }),
     })
 }
 
@@ -408,7 +298,7 @@ impl Store for Redis {
             &millis(request.ttl),
             if request.queue { "1" } else { "0" },
             request.parent.as_ref().map_or("", |parent| parent.as_str()),
-            if request.keeping == Keeping::Process { "process" } else { "lease" },
+            keeping(request.keeping),
             &owner.user,
             &owner.host,
             &owner.pid.to_string(),
@@ -418,7 +308,7 @@ impl Store for Redis {
         ];
         let answer = self.script(ACQUIRE, &keys, &args)?;
         match word(&answer, 0).as_deref() {
-            Some("granted") => Ok(Acquired::Granted { fence: number(&answer, 1), slot: None, ttl: request.ttl }),
+            Some("granted") => Ok(Acquired::Granted { fence: number(&answer, 1), slot: None, ttl: request.ttl, after: None }),
             Some("busy") => Ok(Acquired::Busy {
                 holders: holding(&answer, 1).into_iter().collect(),
                 waiting: number(&answer, 2).and_then(|n| u32::try_from(n).ok()).unwrap_or_default(),
@@ -442,13 +332,14 @@ impl Store for Redis {
         }
     }
 
-    fn release(&mut self, claim: &Claim) -> Result<Released, StoreError> {
+    fn release(&mut self, claim: &Claim, by: Keeping) -> Result<Released, StoreError> {
         let keys = self.keys(&claim.name, &[&format!("wake:{}", claim.token.as_str())]);
-        let answer = self.script(RELEASE, &keys, &[claim.token.as_str()])?;
+        let answer = self.script(RELEASE, &keys, &[claim.token.as_str(), keeping(by)])?;
         self.wake(&claim.name, word(&answer, 1));
-        match word(&answer, 0).as_deref() {
-            Some("freed") => Ok(Released::Freed),
-            Some("absent" | "foreign") => Ok(Released::NotHeld(holding(&answer, 2).map(Box::new))),
+        match (word(&answer, 0).as_deref(), holding(&answer, 2)) {
+            (Some("freed"), _) => Ok(Released::Freed),
+            (Some("absent" | "foreign"), holder) => Ok(Released::NotHeld(holder.map(Box::new))),
+            (Some("kept"), Some(holder)) => Ok(Released::Kept(Box::new(holder))),
             _ => Err(self.strange()),
         }
     }
@@ -499,7 +390,9 @@ impl Store for Redis {
     fn await_change(&mut self, claim: &Claim, at_most: Duration) -> Result<(), StoreError> {
         let key = self.keys(&claim.name, &[&format!("wake:{}", claim.token.as_str())]).pop();
         let seconds = format!("{:.3}", at_most.as_secs_f64().max(0.01));
-        match self.ask(redis::cmd("BLPOP").arg(key).arg(seconds), at_most + Duration::from_secs(1)) {
+        let mut command = redis::cmd("BLPOP");
+        command.arg(key).arg(seconds);
+        match self.ask(at_most + Duration::from_secs(1), |to| command.query::<Value>(to)) {
             Ok(_) => Ok(()),
             Err(error) => {
                 let text = error.to_string().to_lowercase();
@@ -517,39 +410,5 @@ impl Store for Redis {
     fn limit(&mut self, op: Duration) {
         self.op = op.max(Duration::from_millis(1));
         self.connect = self.op.min(CONNECT);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn passwords_of_any_characters_are_read_and_never_shown() {
-        let target = Target::parse("redis://jobs:p%40ss%3Aw%2Frd%25%231@h:7401/3?prefix=x:").unwrap();
-        assert_eq!(target.password.as_deref(), Some("p@ss:w/rd%#1"));
-        assert_eq!((target.db, target.prefix.as_str()), (3, "x:"));
-        assert_eq!(target.shown(), "redis://jobs:***@h:7401/3");
-        assert_eq!(Target::parse("redis://az:aB3+x%2Fy=@h").unwrap().password.as_deref(), Some("aB3+x/y="));
-        for raw in ["redis://jobs:p@ss:w/rd%#1@h", "redis://j:S3CRET@h:bad/0", "redis://j:S3CRET%zz@h"] {
-            assert!(!check(raw).unwrap_err().contains("S3CRET"), "{raw}");
-        }
-    }
-
-    #[test]
-    fn password_and_prefix_are_put_into_a_url_without() {
-        let full = complete("redis://jobs@h:1/2", Some("p@ss:w/rd%#1"), Some("x{"));
-        assert_eq!(full, "redis://jobs:p%40ss:w%2Frd%25%231@h:1/2?prefix=x%7B");
-        let target = Target::parse(&complete("redis+unix:///s?db=3", Some("a/b"), None)).unwrap();
-        assert_eq!((target.password.as_deref(), target.db), (Some("a/b"), 3));
-        assert_eq!(complete("redis://:own@h?prefix=a:", Some("other"), Some("b:")), "redis://:own@h?prefix=a:");
-    }
-
-    #[test]
-    fn the_command_gets_the_url_without_its_password() {
-        assert_eq!(handed("redis://jobs:S3CRET@h:1/2?prefix=p:"), "redis://jobs@h:1/2?prefix=p:");
-        assert_eq!(handed("redis://:S3CRET@h"), "redis://h");
-        assert_eq!(handed("redis+unix:///s?db=3&password=S3CRET"), "redis+unix:///s?db=3");
-        assert_eq!(handed("redis://h:1/2"), "redis://h:1/2");
     }
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::args::TakeArgs;
+use crate::config::Format;
 use crate::keeper::Keeper;
 use crate::outcome::Outcome;
 use crate::signals::{self, Signals};
@@ -10,9 +11,9 @@ use crate::supervise::{let_go, obtain};
 use crate::{config, report, store};
 
 /// Takes a lease. One whose token can't be printed is released again.
-pub fn run(args: TakeArgs, config_file: Option<&Path>) -> Outcome {
-    let take = match config::take(args, config_file) {
-        Ok(take) => take,
+pub fn run(args: TakeArgs, format: Option<&str>, config_file: Option<&Path>) -> Outcome {
+    let (take, format) = match config::take(args, format, config_file) {
+        Ok(asked) => asked,
         Err(words) => return super::usage(&words),
     };
     let voice =
@@ -32,7 +33,13 @@ pub fn run(args: TakeArgs, config_file: Option<&Path>) -> Outcome {
         let_go(&keeper, &signals, false, &say);
         return Outcome::Signalled(signal.number);
     }
-    let outcome = report::print(&format!("{}\n", lease.claim.token.as_str()), Outcome::Done);
+    let text = match format {
+        Format::Token => format!("{}\n", lease.claim.token.as_str()),
+        // A store that needs its password is left as the caller named it.
+        Format::Env => report::exports(&lease, Some(store::handed(&take.store)).filter(|handed| *handed == take.store).as_deref()),
+        Format::Json => report::lease_json(&lease, &voice.store),
+    };
+    let outcome = report::print(&text, Outcome::Done);
     if outcome != Outcome::Done {
         let_go(&keeper, &signals, false, &say);
     }

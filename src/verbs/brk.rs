@@ -7,6 +7,7 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::args::At;
+use crate::lock::Keeping;
 use crate::outcome::Outcome;
 use crate::{config, report, store};
 
@@ -16,6 +17,16 @@ pub fn run(at: At, yes: bool, json: bool, config_file: Option<&Path>) -> Outcome
         Ok(place) => place,
         Err(words) => return super::usage(&words),
     };
+    if let Ok(own) = config::claim(None, &place.name) {
+        let status = match super::ask(&place.store, |store| store.status(&place.name, Some(&own))) {
+            Ok(status) => status,
+            Err(outcome) => return outcome,
+        };
+        let kept = status.holders.iter().find(|holding| holding.keeping == Some(Keeping::Process));
+        if let Some(holding) = kept.filter(|_| status.held_by_claim) {
+            return super::usage(&super::refresh::own_run(place.name.as_str(), holding));
+        }
+    }
     if !yes {
         if !io::stdin().is_terminal() {
             return super::usage("break ends somebody else's lease: give --yes where nobody can be asked");

@@ -3,21 +3,22 @@
 use std::path::Path;
 
 use crate::args::At;
-use crate::lock::Holding;
+use crate::lock::{Holding, Keeping};
 use crate::outcome::Outcome;
 use crate::store::{Lost, Refreshed, Released};
 use crate::{config, report};
 
 /// Renews a lease.
-pub fn refresh(at: At, token: Option<String>, ttl: Option<String>, config_file: Option<&Path>) -> Outcome {
+pub fn refresh(at: At, token: Option<String>, ttl: Option<String>, json: bool, config_file: Option<&Path>) -> Outcome {
     let (claim, ttl, store) = match config::refresh(at, token, ttl, config_file) {
         Ok(asked) => asked,
         Err(words) => return super::usage(&words),
     };
     match super::ask(&store, |store| store.refresh(&claim, ttl)) {
+        Ok(Refreshed::Kept { ttl }) if json => report::print(&report::document(&report::renewed_json(&claim, ttl)), Outcome::Done),
         Ok(Refreshed::Kept { .. }) => Outcome::Done,
         Ok(Refreshed::Lost(Lost::Foreign(holding))) => not_held(claim.name.as_str(), Some(&holding)),
-        Ok(Refreshed::Lost(Lost::Absent)) => not_held(claim.name.as_str(), None),
+        Ok(Refreshed::Lost(Lost::Absent | Lost::Unproven(_))) => not_held(claim.name.as_str(), None),
         Ok(Refreshed::Lost(Lost::Broken { by })) => {
             report::fail(Outcome::NotHeld, &format!("'{}' was broken by {}", claim.name, report::who(&by)))
         }
@@ -32,11 +33,18 @@ pub fn release(at: At, token: Option<String>, config_file: Option<&Path>) -> Out
         Ok(asked) => asked,
         Err(words) => return super::usage(&words),
     };
-    match super::ask(&store, |store| store.release(&claim)) {
+    match super::ask(&store, |store| store.release(&claim, Keeping::Lease)) {
         Ok(Released::Freed) => Outcome::Done,
+        Ok(Released::Kept(holding)) => super::usage(&own_run(claim.name.as_str(), &holding)),
         Ok(Released::NotHeld(holding)) => not_held(claim.name.as_str(), holding.as_deref()),
         Err(outcome) => outcome,
     }
+}
+
+/// Why a lease of a `run` can't be ended from inside of it.
+pub fn own_run(name: &str, holding: &Holding) -> String {
+    let who = holding.owner.as_ref().map(report::who).unwrap_or_default();
+    format!("'{name}' is kept by a dlock run ({who}), which releases it when its command has ended; end the command instead")
 }
 
 fn not_held(name: &str, now: Option<&Holding>) -> Outcome {

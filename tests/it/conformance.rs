@@ -46,7 +46,7 @@ fn asking_twice_with_one_token_is_one_grant(open: &Opener) {
     let request = ask(&name());
     let first = fence(&one.acquire(&request).unwrap());
     assert_eq!(fence(&two.acquire(&request).unwrap()), first);
-    assert!(matches!(one.release(&request.claim).unwrap(), Released::Freed));
+    assert!(matches!(one.release(&request.claim, Keeping::Lease).unwrap(), Released::Freed));
     assert!(one.status(&request.claim.name, None).unwrap().holders.is_empty());
 }
 
@@ -79,7 +79,7 @@ fn a_wrong_token_releases_and_renews_nothing(open: &Opener) {
     let request = ask(&name());
     store.acquire(&request).unwrap();
     let wrong = ask(&request.claim.name).claim;
-    assert!(matches!(store.release(&wrong).unwrap(), Released::NotHeld(Some(_))));
+    assert!(matches!(store.release(&wrong, Keeping::Lease).unwrap(), Released::NotHeld(Some(_))));
     assert!(matches!(store.refresh(&wrong, LONG).unwrap(), Refreshed::Lost(Lost::Foreign(_))));
     assert!(store.status(&request.claim.name, Some(&request.claim)).unwrap().held_by_claim);
     assert!(!store.status(&request.claim.name, Some(&wrong)).unwrap().held_by_claim);
@@ -89,7 +89,7 @@ fn renewal_never_creates(open: &Opener) {
     let mut store = open();
     let claim = ask(&name()).claim;
     assert!(matches!(store.refresh(&claim, LONG).unwrap(), Refreshed::Lost(Lost::Absent)));
-    assert!(matches!(store.release(&claim).unwrap(), Released::NotHeld(None)));
+    assert!(matches!(store.release(&claim, Keeping::Lease).unwrap(), Released::NotHeld(None)));
     assert!(store.status(&claim.name, None).unwrap().holders.is_empty());
 }
 
@@ -118,7 +118,7 @@ fn fences_rise_across_release_and_expiry(open: &Opener) {
         assert!(now > last, "{now} after {last}");
         last = now;
         if round % 2 == 0 {
-            store.release(&request.claim).unwrap();
+            store.release(&request.claim, Keeping::Lease).unwrap();
         } else {
             std::thread::sleep(SHORT + Duration::from_millis(100));
         }
@@ -136,11 +136,11 @@ fn waiters_are_served_in_order_and_nobody_overtakes(open: &Opener) {
     assert!(busy(&second.acquire(&two).unwrap()));
     assert!(busy(&first.acquire(&one).unwrap()), "asking again keeps the place");
     assert_eq!(holder.status(&held.claim.name, None).unwrap().waiters.len(), 2);
-    holder.release(&held.claim).unwrap();
+    holder.release(&held.claim, Keeping::Lease).unwrap();
     assert!(busy(&late.acquire(&ask(&held.claim.name)).unwrap()), "a newcomer does not overtake");
     assert!(busy(&second.acquire(&two).unwrap()));
     assert!(!busy(&first.acquire(&one).unwrap()));
-    first.release(&one.claim).unwrap();
+    first.release(&one.claim, Keeping::Lease).unwrap();
     assert!(!busy(&second.acquire(&two).unwrap()));
     assert!(holder.status(&held.claim.name, None).unwrap().waiters.is_empty());
 }
@@ -153,8 +153,8 @@ fn who_leaves_the_line_holds_nobody_up(open: &Opener) {
     holder.acquire(&held).unwrap();
     first.acquire(&one).unwrap();
     second.acquire(&two).unwrap();
-    assert!(matches!(open().release(&one.claim).unwrap(), Released::NotHeld(_)), "from a connection of its own");
-    holder.release(&held.claim).unwrap();
+    assert!(matches!(open().release(&one.claim, Keeping::Lease).unwrap(), Released::NotHeld(_)), "from a connection of its own");
+    holder.release(&held.claim, Keeping::Lease).unwrap();
     assert!(!busy(&second.acquire(&two).unwrap()));
 }
 
@@ -171,7 +171,7 @@ fn a_release_wakes_the_first_waiter(open: &Opener) {
             began.elapsed()
         });
         std::thread::sleep(Duration::from_millis(200));
-        holder.release(&held.claim).unwrap();
+        holder.release(&held.claim, Keeping::Lease).unwrap();
         let waited = waiting.join().unwrap();
         assert!(waited < Duration::from_secs(5), "{waited:?}");
     });
@@ -194,7 +194,28 @@ fn breaking_a_lease_frees_it_and_breaking_a_run_tells_it(open: &Opener) {
     assert_eq!(store.status(&run.claim.name, None).unwrap().holders[0].broken_by.as_ref().unwrap().user, "boss");
     let answer = own.refresh(&run.claim, LONG).unwrap();
     assert!(matches!(&answer, Refreshed::Lost(Lost::Broken { by }) if by.user == "boss"), "{answer:?}");
-    assert!(matches!(own.release(&run.claim).unwrap(), Released::Freed));
+    assert!(matches!(own.release(&run.claim, Keeping::Process).unwrap(), Released::Freed));
+}
+
+fn what_a_run_keeps_is_released_by_that_run_alone(open: &Opener) {
+    let run = Request { keeping: Keeping::Process, ..ask(&name()) };
+    let (mut own, mut job) = (open(), open());
+    own.acquire(&run).unwrap();
+    assert!(matches!(job.release(&run.claim, Keeping::Lease).unwrap(), Released::Kept(_)));
+    assert!(busy(&job.acquire(&ask(&run.claim.name)).unwrap()));
+    assert!(matches!(own.release(&run.claim, Keeping::Process).unwrap(), Released::Freed));
+}
+
+fn a_job_that_renews_the_run_it_is_in_does_not_shorten_it(open: &Opener) {
+    let run = Request { keeping: Keeping::Process, ..ask(&name()) };
+    let (mut own, mut job) = (open(), open());
+    own.acquire(&run).unwrap();
+    job.refresh(&run.claim, Duration::from_millis(1)).unwrap();
+    assert!(own.status(&run.claim.name, None).unwrap().holders[0].expires_in > LONG / 2);
+    let lease = ask(&name());
+    own.acquire(&lease).unwrap();
+    own.refresh(&lease.claim, LONG / 4).unwrap();
+    assert!(own.status(&lease.claim.name, None).unwrap().holders[0].expires_in <= LONG / 4, "one without a process may be");
 }
 
 fn a_job_that_asks_for_its_own_lock_is_told(open: &Opener) {
@@ -256,6 +277,8 @@ promises!(
     who_leaves_the_line_holds_nobody_up,
     a_release_wakes_the_first_waiter,
     breaking_a_lease_frees_it_and_breaking_a_run_tells_it,
+    what_a_run_keeps_is_released_by_that_run_alone,
+    a_job_that_renews_the_run_it_is_in_does_not_shorten_it,
     a_job_that_asks_for_its_own_lock_is_told,
     names_are_told_apart_and_listed_as_given,
 );

@@ -1,6 +1,6 @@
 //! A real redis-server of a test's own, and a fixture on either store.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -52,6 +52,19 @@ impl Redis {
     /// One command as a client without a library sends it; the raw answer.
     pub fn ask(&self, words: &[&str]) -> String {
         ask(self.port, words).unwrap_or_else(|| panic!("redis gave no answer to {words:?}"))
+    }
+
+    /// What MONITOR tells while `work` goes on, without what scripts do.
+    pub fn monitored(&self, work: impl FnOnce()) -> Vec<String> {
+        let stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        (&stream).write_all(b"*1\r\n$7\r\nMONITOR\r\n").unwrap();
+        let mut lines = BufReader::new(&stream).lines().map(Result::unwrap);
+        assert_eq!(lines.next().as_deref(), Some("+OK"));
+        work();
+        let mark = "end-of-the-watched-part";
+        self.ask(&["ECHO", mark]);
+        lines.take_while(|line| !line.contains(mark)).filter(|line| !line.contains(" lua] ")).collect()
     }
 
     pub fn signal(&self, number: i32) {

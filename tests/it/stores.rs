@@ -167,6 +167,22 @@ fn a_redis_that_is_down_is_69_but_a_missing_command_is_found_out_first() {
 }
 
 #[test]
+fn a_run_on_redis_is_two_requests_and_a_greeting_where_it_needs_one() {
+    let at = Site::redis();
+    let verbs = |lines: &[String]| -> Vec<String> {
+        lines.iter().map(|line| line.split("] \"").nth(1).unwrap().split('"').next().unwrap().to_owned()).collect()
+    };
+    assert_eq!(at.code(&["run", "-r", "warm", "--", "true"]), 0);
+    let lines = at.server().monitored(|| assert_eq!(at.code(&["run", "-r", "x", "--", "true"]), 0));
+    assert_eq!(verbs(&lines), ["EVALSHA", "EVALSHA"], "{lines:?}");
+    let answer = at.server().ask(&["ACL", "SETUSER", "jobs", "on", ">pw", "~*", "+@all"]);
+    assert!(answer.starts_with("+OK"), "{answer}");
+    let store = at.store.replace("://", "://jobs:pw@").replace("/0", "/3");
+    let lines = at.server().monitored(|| assert_eq!(at.code(&["run", "-r", "x", "--store", &store, "--", "true"]), 0));
+    assert_eq!(verbs(&lines), ["AUTH", "SELECT", "EVALSHA", "EVALSHA"], "{lines:?}");
+}
+
+#[test]
 fn a_wrong_redis_password_is_77_and_is_never_shown() {
     let at = Site::redis();
     let answer = at.server().ask(&["CONFIG", "SET", "requirepass", "the-right-one"]);

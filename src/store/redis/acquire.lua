@@ -1,25 +1,6 @@
 -- Grants K, or says who has it and keeps a place in the line.
 -- KEYS: K rec line seen fence ticket wake
 -- ARGV: token ttl queue parent keeping user host pid program label owner-json
-if redis.replicate_commands then redis.replicate_commands() end
-local K, REC, LINE, SEEN = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local t = redis.call("TIME")
-local now_us = tonumber(t[1]) * 1000000 + tonumber(t[2])
-local now_ms = math.floor(now_us / 1000)
-local function int(n) return string.format("%.0f", n) end
-
--- The holder without its token; a record left beside a foreign value is not its record.
-local function holder(value)
-  local pttl = redis.call("PTTL", K)
-  if not value or redis.call("HGET", REC, "token") ~= value then return {pttl} end
-  local f = redis.call("HMGET", REC, "user", "host", "pid", "program", "label",
-    "acquired_at_us", "heartbeat_us", "fence", "broken_by")
-  return {pttl, f[1] or "", f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9]}
-end
-
-local kind = redis.call("TYPE", K).ok
-local value = false
-if kind == "string" then value = redis.call("GET", K) end
 local FENCE, TICKET, WAKE = KEYS[5], KEYS[6], KEYS[7]
 local token, ttl, queue, parent = ARGV[1], ARGV[2], ARGV[3] == "1", ARGV[4]
 local MONTH = 30 * 86400 * 1000

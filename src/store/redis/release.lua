@@ -1,40 +1,10 @@
--- Deletes K if the token owns it, leaves the line, and names whom to wake.
--- KEYS: K rec line seen wake   ARGV: token
-if redis.replicate_commands then redis.replicate_commands() end
-local K, REC, LINE, SEEN = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local t = redis.call("TIME")
-local now_us = tonumber(t[1]) * 1000000 + tonumber(t[2])
-local now_ms = math.floor(now_us / 1000)
-local function int(n) return string.format("%.0f", n) end
-
--- The holder without its token; a record left beside a foreign value is not its record.
-local function holder(value)
-  local pttl = redis.call("PTTL", K)
-  if not value or redis.call("HGET", REC, "token") ~= value then return {pttl} end
-  local f = redis.call("HMGET", REC, "user", "host", "pid", "program", "label",
-    "acquired_at_us", "heartbeat_us", "fence", "broken_by")
-  return {pttl, f[1] or "", f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9]}
+-- Deletes K if the token owns it, leaves the line, and names whom to wake. What a `run` keeps is
+-- released by that run alone.
+-- KEYS: K rec line seen wake   ARGV: token keeping
+local f = redis.call("HMGET", REC, "token", "keeping")
+if value == ARGV[1] and f[1] == value and f[2] == "process" and ARGV[2] ~= "process" then
+  return {"kept", false, holder(value)}
 end
-
-local kind = redis.call("TYPE", K).ok
-local value = false
-if kind == "string" then value = redis.call("GET", K) end
-
--- Names the first live waiter; its wake list is in no KEYS, so the caller pushes to it. A waiter that
--- was woken has three seconds to ask, however rarely it was told to ask before.
-local function first_waiter()
-  for _, w in ipairs(redis.call("ZRANGE", LINE, 0, -1)) do
-    local due, since, who = string.match(redis.call("HGET", SEEN, w) or "", "^(%d+) (%d+) (.*)$")
-    if due and tonumber(due) >= now_ms then
-      redis.call("HSET", SEEN, w, int(math.min(tonumber(due), now_ms + 3000)) .. " " .. since .. " " .. who)
-      return w
-    end
-    redis.call("ZREM", LINE, w)
-    redis.call("HDEL", SEEN, w)
-  end
-  return false
-end
-
 redis.call("ZREM", LINE, ARGV[1])
 redis.call("HDEL", SEEN, ARGV[1])
 redis.call("DEL", KEYS[5])
