@@ -7,11 +7,11 @@
 //! Waiters do the same, and sleep on a named pipe each; a release wakes the first.
 
 use std::collections::HashMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Acquired, After, Lost, Refreshed, Released, Status, Store, StoreError};
@@ -20,9 +20,11 @@ use crate::lock::{Claim, Holding, Keeping, Name, Owner, Request, Token};
 use crate::sys;
 
 mod disk;
+mod life;
 mod place;
 
 use disk::{Disk, Found, Holder, Record, Waiter};
+use life::Proof;
 pub use place::{check, complete, default_dir};
 use place::{directory, trouble};
 
@@ -30,8 +32,6 @@ use place::{directory, trouble};
 const WAKE_LIMIT: Duration = Duration::from_secs(2);
 /// The first in line looks by itself this often: its holder may have died without a release.
 const FIRST_LOOKS: Duration = Duration::from_secs(1);
-/// What has not been used for this long is removed.
-const UNUSED: Duration = Duration::from_secs(30 * 86_400);
 /// One release in so many looks for what has not been used.
 const SWEEP_EVERY: u64 = 256;
 /// All others look this often.
@@ -45,12 +45,6 @@ pub struct Files {
     proofs: HashMap<u64, Proof>,
     /// How long a call may wait for a bucket lock.
     op: Duration,
-}
-
-/// A kernel lock that this process holds, and the pipe that it can be woken by.
-struct Proof {
-    lock: File,
-    pipe: Option<File>,
 }
 
 /// Opens the store; makes the directory only where it is the default of this user.
@@ -135,75 +129,6 @@ impl Files {
             stays
         });
         Ok((record, after))
-    }
-
-    /// Does somebody hold the kernel lock of this byte? Where that can't be told, the deadline decides.
-    fn is_alive(&self, id: u64) -> bool {
-        self.proofs.contains_key(&id)
-            || File::open(self.disk.dir.join("alive").join("bytes")).is_ok_and(|file| sys::byte_is_locked(&file, id).unwrap_or(false))
-    }
-
-    /// Does the kernel lock that this process holds still prove anything to others? Not where the
-    /// common file was deleted. (A lease of another process is not ours to judge.)
-    fn still_proves(&self, id: Option<u64>) -> bool {
-        id.and_then(|id| self.proofs.get(&id)).is_none_or(|proof| self.disk.is_still(&proof.lock, "alive", "bytes"))
-    }
-
-    /// Takes the kernel lock of a random byte for as long as this process (and store) lives.
-    fn prove_life(&mut self, with_pipe: bool) -> Result<u64, StoreError> {
-        let path = self.disk.dir.join("alive").join("bytes");
-        let lock = self.disk.open_shared("alive", "bytes")?;
-        let mut id = random();
-        while !sys::lock_byte(&lock, id).map_err(|error| trouble(&path, &error))? {
-            id = random();
-        }
-        let pipe = if with_pipe { Some(self.make_pipe(id)?) } else { None };
-        self.proofs.insert(id, Proof { lock, pipe });
-        Ok(id)
-    }
-
-    fn make_pipe(&self, id: u64) -> Result<File, StoreError> {
-        self.disk.ensure_dir("line")?;
-        let path = self.disk.pipe_path(id);
-        sys::make_fifo(&path, self.disk.file_mode())
-            .and_then(|()| OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&path))
-            .map_err(|error| trouble(&path, &error))
-    }
-
-    fn forget(&mut self, id: u64) {
-        if self.proofs.remove(&id).is_none_or(|proof| proof.pipe.is_some()) {
-            let _ = fs::remove_file(self.disk.pipe_path(id));
-        }
-    }
-
-    /// Removes what nobody has used for 30 days: records of free locks (the wall clock keeps their
-    /// fences rising) and what a crash left. Best effort, outside of any bucket lock.
-    fn sweep(&mut self) {
-        let old = |path: &Path| {
-            let age = fs::metadata(path).and_then(|found| found.modified()).ok().and_then(|at| at.elapsed().ok());
-            age.is_some_and(|age| age > UNUSED)
-        };
-        let paths = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
-        for path in paths(self.disk.dir.join("locks")).filter(|path| old(path)) {
-            let name = fs::read(&path).ok().and_then(|bytes| Record::parse(&bytes)).map(|record| record.name);
-            let Some(name) = name else {
-                let _ = fs::remove_file(&path); // half a record, or one never renamed
-                continue;
-            };
-            let _ = self.under_lock(&name, |store| {
-                let (record, _) = store.load(&name)?;
-                if record.holder.is_none() && record.line.is_empty() && old(&path) {
-                    let _ = fs::remove_file(&path);
-                }
-                Ok(())
-            });
-        }
-        for path in paths(self.disk.dir.join("line")).filter(|path| old(path)) {
-            let id = path.file_name().and_then(|name| u64::from_str_radix(name.to_str()?, 16).ok());
-            if id.is_none_or(|id| !self.is_alive(id)) {
-                let _ = fs::remove_file(&path);
-            }
-        }
     }
 
     fn leave_line(&mut self, record: &mut Record, token: &Token) -> bool {
@@ -455,42 +380,5 @@ impl Store for Files {
 
     fn limit(&mut self, op: Duration) {
         self.op = op;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::lock::Mode;
-
-    #[test]
-    fn what_nobody_has_used_for_30_days_is_removed_and_nothing_else() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut store = Files::new(dir.path().to_owned(), boot_id().unwrap());
-        let request = |name: &str| Request {
-            claim: Claim { name: Name::new(name).unwrap(), token: Token::random() },
-            owner: Owner::default(),
-            mode: Mode::Exclusive,
-            ttl: Duration::from_secs(60),
-            queue: false,
-            keeping: Keeping::Lease,
-            parent: None,
-        };
-        for name in ["free", "held", "new"] {
-            let request = request(name);
-            store.acquire(&request).unwrap();
-            if name != "held" {
-                store.release(&request.claim, Keeping::Lease).unwrap();
-            }
-        }
-        fs::write(dir.path().join("locks/.aside"), "{").unwrap();
-        let before = std::time::SystemTime::now() - UNUSED - Duration::from_secs(60);
-        for name in ["free", "held", ".aside"] {
-            OpenOptions::new().write(true).open(dir.path().join("locks").join(name)).unwrap().set_modified(before).unwrap();
-        }
-        store.sweep();
-        let mut left: Vec<_> = fs::read_dir(dir.path().join("locks")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        left.sort();
-        assert_eq!(left, ["held", "new"]);
     }
 }
