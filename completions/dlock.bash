@@ -62,12 +62,16 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__acquire)
-            opts="-r -t -w -n -E -q -v -h --resource --store --ttl --wait --no-wait --retry-count --retry-delay --busy-code --label --quiet --verbose --format --config --help"
+            opts="-r -t -w -n -E -q -v -h --config --resource --store --ttl --wait --no-wait --retry-count --retry-delay --busy-code --label --quiet --verbose --format --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --config)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --resource)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -120,10 +124,6 @@ _dlock() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                --config)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 *)
                     COMPREPLY=()
                     ;;
@@ -132,12 +132,16 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__break)
-            opts="-r -h --resource --store --yes --json --config --help"
+            opts="-r -h --config --resource --store --yes --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --config)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --resource)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -150,10 +154,6 @@ _dlock() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                --config)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 *)
                     COMPREPLY=()
                     ;;
@@ -162,17 +162,17 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__list)
-            opts="-h --store --json --config --help"
+            opts="-h --config --store --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
-                --store)
+                --config)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                --config)
+                --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -184,12 +184,16 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__refresh)
-            opts="-r -t -h --resource --store --token --ttl --json --config --help"
+            opts="-r -t -h --config --resource --store --token --ttl --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --config)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --resource)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -214,10 +218,6 @@ _dlock() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                --config)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 *)
                     COMPREPLY=()
                     ;;
@@ -226,12 +226,16 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__release)
-            opts="-r -h --resource --store --token --config --help"
+            opts="-r -h --config --resource --store --token --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --config)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --resource)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -248,10 +252,6 @@ _dlock() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                --config)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 *)
                     COMPREPLY=()
                     ;;
@@ -260,12 +260,16 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__run)
-            opts="-r -t -w -n -E -q -v -c -h --resource --store --ttl --wait --no-wait --retry-count --retry-delay --busy-code --label --quiet --verbose --kill-after --on-lost --max-runtime --no-release --shell --config --help"
+            opts="-r -t -w -n -E -q -v -c -h --config --resource --store --ttl --wait --no-wait --retry-count --retry-delay --busy-code --label --quiet --verbose --kill-after --on-lost --max-runtime --no-release --shell --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --config)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --resource)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -334,10 +338,6 @@ _dlock() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
-                --config)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 *)
                     COMPREPLY=()
                     ;;
@@ -346,12 +346,16 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__status)
-            opts="-r -h --resource --store --token --json --config --help"
+            opts="-r -h --config --resource --store --token --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
             fi
             case "${prev}" in
+                --config)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --resource)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -365,10 +369,6 @@ _dlock() {
                     return 0
                     ;;
                 --token)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                --config)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -34,6 +34,7 @@ complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Release a 
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "status" -d 'Who holds it, who waits'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "list" -d 'All locks in the store'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "break" -d 'End somebody else\'s lease'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s r -l resource -d 'What to lock' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l store -d 'Where locks live (default: $DLOCK_STORE, else a local directory)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s t -l ttl -d 'Lease length [default: 30s]' -r
@@ -46,12 +47,12 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l kill-after -d 'Grace
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'What to do with the command when the lease is lost: stop or continue [default: stop]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-runtime -d 'Stop the command after this long, exit 124' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s c -l shell -d 'Run one string by /bin/sh -c' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s n -l no-wait -d 'Do not wait (the default)'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Say nothing when busy'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-release -d 'Let the lease run out by itself instead of releasing it'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s r -l resource -d 'What to lock' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l store -d 'Where locks live (default: $DLOCK_STORE, else a local directory)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s t -l ttl -d 'Lease length [default: 30s]' -r
@@ -61,36 +62,35 @@ complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l retry-delay -d '
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l busy-code -d 'Exit status when busy' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l label -d 'Shown with the holder' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l format -d 'What to print: token, env (lines for eval) or json [default: token]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s n -l no-wait -d 'Do not wait (the default)'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s q -l quiet -d 'Say nothing when busy'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand refresh" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand refresh" -s r -l resource -d 'What to lock' -r
 complete -c dlock -n "__fish_dlock_using_subcommand refresh" -l store -d 'Where locks live (default: $DLOCK_STORE, else a local directory)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand refresh" -l token -d 'The token that acquire printed (default: $DLOCK_TOKEN)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand refresh" -s t -l ttl -d 'New lease length [default: 30s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand refresh" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand refresh" -l json -d 'One JSON document'
 complete -c dlock -n "__fish_dlock_using_subcommand refresh" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s r -l resource -d 'What to lock' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l store -d 'Where locks live (default: $DLOCK_STORE, else a local directory)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l token -d 'The token that acquire printed (default: $DLOCK_TOKEN)' -r
-complete -c dlock -n "__fish_dlock_using_subcommand release" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand status" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s r -l resource -d 'What to lock' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l store -d 'Where locks live (default: $DLOCK_STORE, else a local directory)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l token -d 'Ask whether this token holds it' -r
-complete -c dlock -n "__fish_dlock_using_subcommand status" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l json -d 'One JSON document'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s h -l help -d 'Print help'
-complete -c dlock -n "__fish_dlock_using_subcommand list" -l store -d 'Where locks live (default: $DLOCK_STORE, else a local directory)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l store -d 'Where locks live (default: $DLOCK_STORE, else a local directory)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l json -d 'One JSON document'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -s h -l help -d 'Print help'
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s r -l resource -d 'What to lock' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l store -d 'Where locks live (default: $DLOCK_STORE, else a local directory)' -r
-complete -c dlock -n "__fish_dlock_using_subcommand break" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l yes -d 'Do not ask'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l json -d 'One JSON document'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s h -l help -d 'Print help'

@@ -53,8 +53,8 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> outcome::Outcome {
 }
 
 fn one(words: Vec<OsString>) -> outcome::Outcome {
-    let tail = format!("Stores:\n{}\nExit status:\n{}", report::stores(), outcome::table());
-    match args::parse(words, &tail) {
+    let tail = || format!("Stores:\n{}\nExit status:\n{}", report::stores(), outcome::table());
+    match args::parse(&words, tail) {
         Ok(args) => verbs::run(args),
         Err(args::Refused::Shown(text)) => report::print(&text, outcome::Outcome::Done),
         Err(args::Refused::Usage(text)) => report::fail(outcome::Outcome::Usage, text.trim_end().trim_start_matches("error: ")),

@@ -5,13 +5,15 @@
 //! That is why this file, and not signal-hook, stands here (signal-hook always installs a handler).
 #![allow(unsafe_code)]
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 #[cfg(not(target_os = "linux"))]
@@ -34,6 +36,86 @@ extern "C" fn remember_sigpipe() {
 #[unsafe(link_section = ".init_array")]
 #[used]
 static REMEMBER_SIGPIPE: extern "C" fn() = remember_sigpipe;
+
+/// Memory for the first moments: from one static block until that is used up, then from the system.
+///
+/// A run of dlock lives for a millisecond and asks for some 60 KiB in a thousand pieces. The allocator
+/// of musl maps and unmaps pages for them one by one, which was a third of the whole time.
+struct Arena;
+
+const ARENA: usize = 192 * 1024;
+
+#[repr(align(4096))]
+struct Block(UnsafeCell<[u8; ARENA]>);
+
+// SAFETY: pieces of it are handed out to one owner each, by the atomic counter below.
+unsafe impl Sync for Block {}
+
+static BLOCK: Block = Block(UnsafeCell::new([0; ARENA]));
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+#[global_allocator]
+static ALLOCATOR: Arena = Arena;
+
+impl Arena {
+    /// The offset of a piece of the block; `None` for memory of the system's.
+    fn offset(piece: *mut u8) -> Option<usize> {
+        (piece as usize).checked_sub(BLOCK.0.get() as usize).filter(|offset| *offset < ARENA)
+    }
+
+    /// Moves the end of what is used, if it is where it is thought to be.
+    fn moved(from: usize, to: usize) -> bool {
+        to <= ARENA && USED.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
+// SAFETY: a piece lies in the block between two positions of USED, which only compare-and-swap moves,
+// so no two live pieces overlap; USED falls only when its last piece is freed. Sizes can't overflow:
+// `Layout` bounds them by isize::MAX. All else is the system allocator's.
+unsafe impl GlobalAlloc for Arena {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        loop {
+            let used = USED.load(Ordering::Acquire);
+            let start = used.next_multiple_of(layout.align().min(4096));
+            let end = start + layout.size();
+            if end > ARENA || layout.align() > 4096 {
+                // SAFETY: as asked of us.
+                return unsafe { System.alloc(layout) };
+            }
+            if Arena::moved(used, end) {
+                // SAFETY: start ≤ end ≤ ARENA.
+                return unsafe { BLOCK.0.get().cast::<u8>().add(start) };
+            }
+        }
+    }
+
+    unsafe fn dealloc(&self, piece: *mut u8, layout: Layout) {
+        match Arena::offset(piece) {
+            Some(start) => drop(Arena::moved(start + layout.size(), start)),
+            // SAFETY: as asked of us; it came from there.
+            None => unsafe { System.dealloc(piece, layout) },
+        }
+    }
+
+    unsafe fn realloc(&self, piece: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        let Some(start) = Arena::offset(piece) else {
+            // SAFETY: as asked of us; it came from there.
+            return unsafe { System.realloc(piece, layout, size) };
+        };
+        if Arena::moved(start + layout.size(), start + size) {
+            return piece; // the last one grows or shrinks where it is
+        }
+        // SAFETY: the caller vouches for `size`; old and new piece do not overlap, both being live.
+        unsafe {
+            let new = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
+            if !new.is_null() {
+                new.copy_from_nonoverlapping(piece, layout.size().min(size));
+                self.dealloc(piece, layout);
+            }
+            new
+        }
+    }
+}
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
@@ -236,7 +318,7 @@ extern "C" fn start(argument: *mut libc::c_void) -> libc::c_int {
 /// which spares copying page tables and carries the error back without a pipe. Signals stay blocked
 /// until the last step, so none can get lost or run a handler meanwhile.
 pub fn spawn(program: &Program, mask: Mask, own_group: bool) -> io::Result<i32> {
-    const STACK: usize = 64 * 1024;
+    const STACK: usize = 16 * 1024;
     let pointers =
         |texts: &[CString]| -> Vec<*const libc::c_char> { texts.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect() };
     let words = pointers(&program.words);
@@ -254,12 +336,12 @@ pub fn spawn(program: &Program, mask: Mask, own_group: bool) -> io::Result<i32> 
         ignore_sigpipe: SIGPIPE_WAS_IGNORED.load(Ordering::Relaxed),
         error: 0,
     };
-    let mut stack = vec![0_u128; STACK / size_of::<u128>()];
+    let mut stack = Vec::<u128>::with_capacity(STACK / size_of::<u128>()); // not written: no page of it is touched
     // SAFETY: the stack is large enough for `start` (which calls system calls only), aligned to 16
     // bytes and grows down from its end; both it and `data` outlive the child's use of them, since
     // CLONE_VFORK suspends this thread until exec or exit.
     unsafe {
-        let top = stack.as_mut_ptr().add(stack.len()).cast();
+        let top = stack.as_mut_ptr().add(stack.capacity()).cast();
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
         let pid = check(libc::clone(start, top, flags, (&raw mut data).cast()))?;
         if data.error != 0 {

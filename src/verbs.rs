@@ -16,12 +16,12 @@ pub fn run(args: Args) -> Outcome {
     let config = args.config.as_deref();
     match args.verb {
         Verb::Run(args) => run::run(args, config),
-        Verb::Acquire { take, format } => acquire::run(take, format.as_deref(), config),
-        Verb::Refresh { at, token, ttl, json } => refresh::refresh(at, token, ttl, json, config),
-        Verb::Release { at, token } => refresh::release(at, token, config),
-        Verb::Status { at, token, json } => status::status(at, token, json, config),
-        Verb::List { prefix, store, json } => status::list(&prefix.unwrap_or_default(), store, json, config),
-        Verb::Break { at, yes, json } => brk::run(at, yes, json, config),
+        Verb::Acquire(args) => acquire::run(args.take, args.format.as_deref(), config),
+        Verb::Refresh(args) => refresh::refresh(args.at, args.token, args.ttl, args.json, config),
+        Verb::Release(args) => refresh::release(args.at, args.token, config),
+        Verb::Status(args) => status::status(args.at, args.token, args.json, config),
+        Verb::List(args) => status::list(&args.prefix.unwrap_or_default(), args.store, args.json, config),
+        Verb::Break(args) => brk::run(args.at, args.yes, args.json, config),
     }
 }
 
