@@ -1,7 +1,8 @@
 //! The command: found, started, signalled, and ended with all that descends from it.
 //!
-//! The thread that reaps is the only one that signals, and the leader is reaped last: until then its
-//! pid and group can't be used by another process.
+//! The thread that reaps is the only one that signals. Until the leader is reaped its pid and group
+//! can't be used by another process; afterwards neither is signalled. dlock is the subreaper: what
+//! loses its parent becomes its child, so the tree is empty exactly when there is no child left.
 
 use std::collections::HashMap;
 use std::env;
@@ -9,11 +10,10 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::outcome::Outcome;
-use crate::sys::{self, Ended, Mask, Program, Signal};
+use crate::sys::{self, Children, Ended, Mask, Program, Signal};
 
 /// A command that can't be run, found out before the lock is asked for.
 pub struct NotRunnable {
@@ -34,7 +34,7 @@ pub fn look_up(program: &OsStr) -> Result<PathBuf, NotRunnable> {
     } else {
         String::new()
     };
-    let runnable = |path: &Path| fs::metadata(path).map(|found| found.is_file() && found.permissions().mode() & 0o111 != 0);
+    let runnable = |path: &Path| fs::metadata(path).map(|found| found.is_file() && sys::may_execute(path).is_ok());
     if program.as_bytes().contains(&b'/') {
         return match runnable(Path::new(program)) {
             Ok(true) => Ok(PathBuf::from(program)),
@@ -63,6 +63,13 @@ pub fn look_up(program: &OsStr) -> Result<PathBuf, NotRunnable> {
 pub struct Child {
     pid: i32,
     own_group: bool,
+    /// How the command itself ended, once it is reaped.
+    ended: Option<Outcome>,
+}
+
+/// Can processes be looked at? Without /proc the tree can't be walked, so nothing is started.
+pub fn can_be_watched() -> io::Result<()> {
+    fs::read("/proc/self/stat").map(drop).map_err(|error| io::Error::new(error.kind(), format!("cannot read /proc/self/stat: {error}")))
 }
 
 impl Child {
@@ -81,7 +88,7 @@ impl Child {
             })
             .collect();
         match Program::new(path.as_os_str(), words, &environment).and_then(|program| sys::spawn(&program, mask, own_group)) {
-            Ok(pid) => Ok(Child { pid, own_group }),
+            Ok(pid) => Ok(Child { pid, own_group, ended: None }),
             Err(error) => {
                 let (outcome, words) = match error.raw_os_error() {
                     Some(libc::EAGAIN | libc::ENOMEM | libc::EMFILE | libc::ENFILE) => (Outcome::System, error.to_string()),
@@ -96,8 +103,10 @@ impl Child {
 
     /// Passes a signal on: to the group where it is meant for it, else to the command itself.
     pub fn pass(&self, signal: Signal, to_group: bool) {
-        let to = if to_group && self.own_group { -self.pid } else { self.pid };
-        let _ = sys::kill(to, signal.number);
+        if self.ended.is_none() {
+            let to = if to_group && self.own_group { -self.pid } else { self.pid };
+            let _ = sys::kill(to, signal.number);
+        }
     }
 
     /// In a group of its own, or in the caller's at a terminal?
@@ -105,14 +114,43 @@ impl Child {
         self.own_group
     }
 
-    /// Has the command itself ended?
+    /// Has the command itself ended? Reaps orphans that ended before it: they would fill the table of
+    /// processes.
     pub fn has_ended(&self) -> bool {
-        sys::has_ended(self.pid).unwrap_or(true)
+        loop {
+            match sys::children() {
+                Ok(Children::Ended(pid)) if pid == self.pid => return true,
+                Ok(Children::Ended(pid)) => sys::reap(pid),
+                Ok(Children::Running) | Err(_) => return false,
+                Ok(Children::None) => return true,
+            }
+        }
+    }
+
+    /// Reaps the command and tells how it ended; waits for that if need be.
+    pub fn reap(&mut self) -> Outcome {
+        let pid = self.pid;
+        *self.ended.get_or_insert_with(|| match sys::wait(pid) {
+            Ok(Ended::Status(code)) => Outcome::Ended(u8::try_from(code).unwrap_or(u8::MAX)),
+            Ok(Ended::Signal(signal)) => Outcome::Died(signal),
+            Err(_) => Outcome::System,
+        })
+    }
+
+    /// Is nothing of the tree left? To be asked once the command itself is reaped.
+    pub fn is_gone(&self) -> bool {
+        loop {
+            match sys::children() {
+                Ok(Children::Ended(pid)) => sys::reap(pid),
+                Ok(Children::None) => return true,
+                Ok(Children::Running) | Err(_) => return false,
+            }
+        }
     }
 
     /// Sends a signal to everything that descends from dlock, and to the command's group.
-    pub fn signal_tree(&self, signal: i32) {
-        if self.own_group {
+    fn signal_tree(&self, signal: i32) {
+        if self.own_group && self.ended.is_none() {
             let _ = sys::kill(-self.pid, signal);
         }
         for pid in descendants() {
@@ -130,27 +168,6 @@ impl Child {
     pub fn kill_tree(&self) {
         self.signal_tree(libc::SIGSTOP);
         self.signal_tree(libc::SIGKILL);
-    }
-
-    /// Is anything of the tree left alive? Reaps orphans on the way, never the command itself.
-    pub fn tree_lives(&self) -> bool {
-        let mut lives = !self.has_ended();
-        for (pid, entry) in processes() {
-            if entry.parent == std::process::id() as i32 && pid != self.pid && entry.dead {
-                sys::reap(pid);
-            }
-        }
-        lives |= descendants().into_iter().any(|pid| pid != self.pid);
-        lives
-    }
-
-    /// Reaps the command and tells how it ended.
-    pub fn reap(self) -> Outcome {
-        match sys::wait(self.pid) {
-            Ok(Ended::Status(code)) => Outcome::Ended(u8::try_from(code).unwrap_or(u8::MAX)),
-            Ok(Ended::Signal(signal)) => Outcome::Died(signal),
-            Err(_) => Outcome::System,
-        }
     }
 }
 

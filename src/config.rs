@@ -99,10 +99,15 @@ fn settings(option: Option<&Path>, name: Option<&Name>) -> Result<Settings, Stri
 /// The store: the option, else `DLOCK_STORE`, else the files, else this user's local directory. What
 /// comes out is complete: password and prefix are in it.
 fn store_url(option: Option<String>, settings: &Settings) -> Result<String, String> {
-    let url = match option {
+    let given = match option {
         Some(url) if url.is_empty() => return Err("--store is empty".into()),
+        Some(url) => Some(url),
+        None => filled("DLOCK_STORE")?,
+    };
+    let from_file = given.is_none();
+    let url = match given {
         Some(url) => url,
-        None => match filled("DLOCK_STORE")?.or_else(|| settings.store.clone()) {
+        None => match settings.store.clone() {
             Some(url) => url,
             None if settings.require_store == Some(true) => {
                 return Err("no store is named and the configuration requires one; give --store, or set DLOCK_STORE".into());
@@ -117,9 +122,15 @@ fn store_url(option: Option<String>, settings: &Settings) -> Result<String, Stri
         return Err("several stores at once (a quorum) are not in this version; name one".into());
     }
     store::check(&url)?;
-    let prefix = filled("DLOCK_PREFIX")?.or_else(|| settings.prefix.clone());
+    let prefix = filled("DLOCK_PREFIX")?;
+    // The environment is nearer than a file, also where the file's URL names a prefix.
+    let url = if from_file && prefix.is_some() { store::without_prefix(&url) } else { url };
+    let prefix = prefix.or_else(|| settings.prefix.clone());
     // Empty is the same as unset here: a password is never required to be anything.
-    let password = env::var("DLOCK_PASSWORD").ok().filter(|text| !text.is_empty());
+    let password = match env::var("DLOCK_PASSWORD") {
+        Err(env::VarError::NotUnicode(_)) => return Err("DLOCK_PASSWORD is not UTF-8".into()),
+        found => found.ok().filter(|text| !text.is_empty()),
+    };
     let password = match (password, &settings.password_file) {
         (Some(text), _) => Some(text),
         (None, Some(path)) => {

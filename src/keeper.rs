@@ -5,7 +5,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::Builder;
 use std::time::Duration;
 
@@ -30,6 +30,8 @@ pub enum News {
     Lost(Lost),
     /// The release has ended.
     Released(Result<Released, StoreError>),
+    /// The thread is gone though nobody told it to go: a bug.
+    Gone,
 }
 
 /// The handle of the thread.
@@ -58,17 +60,14 @@ impl Keeper {
                 Err(error) => return tell(News::Taken(Taken::Failed(error))),
             };
             let taken = wait::take(&mut *store, &request, &patience, &mine, &mut |trouble| {
-                tell(News::Waiting(match trouble {
-                    Ok(way) => Ok(way.clone()),
-                    Err(StoreError::Denied(words)) => Err(StoreError::Denied(words.clone())),
-                    Err(StoreError::Unavailable(words)) => Err(StoreError::Unavailable(words.clone())),
-                }));
+                tell(News::Waiting(trouble.clone()));
             });
             let (lease, after) = match taken {
                 Taken::Lease(lease, after) => (lease, after),
                 other => {
-                    // A place in the line ends here.
-                    if request.queue && !matches!(other, Taken::Failed(StoreError::Denied(_))) {
+                    // A place in the line ends here, and what an answer that got lost may have granted.
+                    let unsure = matches!(other, Taken::Failed(StoreError::Unavailable(_)));
+                    if unsure || (request.queue && !matches!(other, Taken::Failed(_))) {
                         store.limit(Duration::from_millis(500));
                         let _ = store.release(&request.claim, request.keeping);
                     }
@@ -91,7 +90,19 @@ impl Keeper {
     /// What has happened since.
     pub fn news(&self) -> Vec<News> {
         sys::drain(&self.wake);
-        self.news.try_iter().collect()
+        let mut all = Vec::new();
+        loop {
+            match self.news.try_recv() {
+                Ok(news) => all.push(news),
+                Err(TryRecvError::Disconnected) if all.is_empty() => return vec![News::Gone],
+                Err(_) => return all,
+            }
+        }
+    }
+
+    /// How long the request that is under way has been.
+    pub fn asking_for(&self) -> Duration {
+        self.switch.asking_for()
     }
 
     /// Ends the renewals and releases; the answer comes as news.

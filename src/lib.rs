@@ -46,7 +46,7 @@ mod watch;
 pub fn run(words: impl IntoIterator<Item = OsString>) -> outcome::Outcome {
     std::panic::set_hook(Box::new(|what| {
         let at = what.location().map_or(String::new(), |at| format!(" at {}:{}", at.file(), at.line()));
-        report::say(&format!("this is a bug in dlock{at}; please report it"));
+        report::say_beside(&format!("this is a bug in dlock{at}; please report it"));
     }));
     let words: Vec<OsString> = words.into_iter().collect();
     std::panic::catch_unwind(|| one(words)).unwrap_or(outcome::Outcome::Bug)

@@ -3,6 +3,9 @@
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread::Builder;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -12,6 +15,7 @@ use crate::lock::{Claim, Holding, Keeping, Lease, Mode, Name, Owner, duration_wo
 use crate::outcome::Outcome;
 use crate::store::{self, After, Lost, Status, StoreError};
 use crate::supervise::Event;
+use crate::sys;
 use crate::wait::InTheWay;
 use crate::watch::Why;
 
@@ -19,6 +23,32 @@ use crate::watch::Why;
 pub fn say(words: &str) {
     let line = format!("dlock: {}\n", words.replace('\n', " "));
     let _ = io::stderr().lock().write_all(line.as_bytes());
+}
+
+/// How long a word about a running command may take.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// Says one line on stderr beside a running command, which a reader that has stopped reading (a full
+/// pipe, Ctrl-S) must not hold up: the line is written by a thread of its own, and what it waits for
+/// is waited for a moment, once. Later lines are then dropped.
+pub fn say_beside(words: &str) {
+    static STUCK: AtomicBool = AtomicBool::new(false); // cleared by the thread that gets through after all
+    if STUCK.load(Ordering::Relaxed) {
+        return;
+    }
+    STUCK.store(true, Ordering::Relaxed);
+    let line = words.to_owned();
+    let (done, heard) = channel();
+    let started = Builder::new().spawn(move || {
+        say(&line);
+        STUCK.store(false, Ordering::Relaxed);
+        let _ = done.send(());
+    });
+    if started.is_ok() {
+        let _ = heard.recv_timeout(PATIENCE);
+    } else {
+        STUCK.store(false, Ordering::Relaxed);
+    }
 }
 
 /// Says why, and passes the outcome on.
@@ -30,6 +60,9 @@ pub fn fail(outcome: Outcome, words: &str) -> Outcome {
 
 /// Prints a result on stdout; if that fails, the outcome is the system's refusal.
 pub fn print(text: &str, outcome: Outcome) -> Outcome {
+    if sys::was_closed(1) {
+        return fail(Outcome::System, "cannot write to standard output: it is closed");
+    }
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => outcome,
@@ -67,6 +100,9 @@ fn printable(text: &str) -> String {
 
 fn held(holding: &Holding) -> String {
     let Some(owner) = &holding.owner else {
+        if holding.keeping == Some(Keeping::Process) {
+            return "a live dlock run whose record was lost".into();
+        }
         return format!("a client that left no record, expires in {}", about(holding.expires_in));
     };
     let mut words = who(owner);
@@ -131,40 +167,40 @@ impl Voice {
     pub fn hear(&self, event: &Event) {
         let name = printable(self.name.as_str());
         match event {
-            Event::Waiting(Ok(way)) if !self.quiet => say(&format!("waiting for '{name}': {}", in_the_way(way))),
-            Event::Waiting(Err(StoreError::Unavailable(words))) => say(&format!("waiting for '{name}': store unavailable: {words}")),
+            Event::Waiting(Ok(way)) if !self.quiet => say_beside(&format!("waiting for '{name}': {}", in_the_way(way))),
+            Event::Waiting(Err(StoreError::Unavailable(words))) => say_beside(&format!("waiting for '{name}': store unavailable: {words}")),
             Event::Waiting(_) => {}
             Event::Busy(_) if self.quiet => {}
             Event::Busy(way) if way.own_parent => {
-                say(&format!("busy: '{name}' is already held by this job's own parent, {}", in_the_way(way)))
+                say_beside(&format!("busy: '{name}' is already held by this job's own parent, {}", in_the_way(way)))
             }
             Event::Busy(way) => {
                 let waited =
                     if way.waited < Duration::from_millis(100) { String::new() } else { format!(", waited {}", about(way.waited)) };
-                say(&format!("busy: '{name}' is {}{waited} ({})", in_the_way(way), self.store));
+                say_beside(&format!("busy: '{name}' is {}{waited} ({})", in_the_way(way), self.store));
             }
             Event::Failed(error) => match error {
-                StoreError::Unavailable(words) => say(&format!("cannot lock '{name}': store unavailable: {words}; try later")),
-                StoreError::Denied(words) => say(&format!("cannot lock '{name}': denied: {words}")),
+                StoreError::Unavailable(words) => say_beside(&format!("cannot lock '{name}': store unavailable: {words}; try later")),
+                StoreError::Denied(words) => say_beside(&format!("cannot lock '{name}': denied: {words}")),
             },
             Event::TakenOver(_) if self.quiet => {}
             Event::TakenOver(After::Vanished(before)) => {
                 let who = before.owner.as_ref().map_or_else(|| "a client that left no record".into(), who);
                 let heard = before.heartbeat_us.map_or(String::new(), |at| format!(", last heard of at {}", utc(at)));
-                say(&format!("took over '{name}': previous holder {who} stopped renewing{heard}"));
+                say_beside(&format!("took over '{name}': previous holder {who} stopped renewing{heard}"));
             }
             Event::TakenOver(After::Unreadable(path)) => {
-                say(&format!("took over '{name}': its record {path} could not be read and was replaced"));
+                say_beside(&format!("took over '{name}': its record {path} could not be read and was replaced"));
             }
             Event::Granted(lease) if self.verbose => {
                 let fence = lease.fence.map_or(String::new(), |fence| format!(", fencing token {fence}"));
-                say(&format!("locked '{name}' in {} for {}{fence}", self.store, duration_words(lease.ttl)));
+                say_beside(&format!("locked '{name}' in {} for {}{fence}", self.store, duration_words(lease.ttl)));
             }
             Event::Late(StoreError::Unavailable(words) | StoreError::Denied(words)) if self.verbose => {
-                say(&format!("renewal of '{name}' failed, trying again: {words}"));
+                say_beside(&format!("renewal of '{name}' failed, trying again: {words}"));
             }
             Event::Granted(_) | Event::Late(_) => {}
-            Event::Lost(lost) => say(&format!(
+            Event::Lost(lost) => say_beside(&format!(
                 "lock on '{name}' was lost: {}",
                 match lost {
                     Lost::Absent => "its record is gone from the store".into(),
@@ -173,13 +209,13 @@ impl Voice {
                     Lost::Unproven(words) => format!("its deadline has passed and the store can't be asked: {words}"),
                 }
             )),
-            Event::Stopping(Why::Lost) => say("stopping the command"),
+            Event::Stopping(Why::Lost) => say_beside("stopping the command"),
             Event::Stopping(Why::Silent) => {
-                say(&format!("lock on '{name}' could not be renewed in time at {}: stopping the command", self.store));
+                say_beside(&format!("lock on '{name}' could not be renewed in time at {}: stopping the command", self.store));
             }
-            Event::Stopping(Why::Overran) => say("stopping the command after --max-runtime"),
-            Event::NotReleased(words) => say(&format!("could not release '{name}', it expires by itself: {words}")),
-            Event::Trouble(words) => say(words),
+            Event::Stopping(Why::Overran) => say_beside("stopping the command after --max-runtime"),
+            Event::NotReleased(words) => say_beside(&format!("could not release '{name}', it expires by itself: {words}")),
+            Event::Trouble(words) => say_beside(words),
         }
     }
 }

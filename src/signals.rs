@@ -34,6 +34,13 @@ impl Signals {
     }
 }
 
+impl Signals {
+    /// The first signal among those that have come that would end a process.
+    pub fn told(&self) -> Option<i32> {
+        std::iter::from_fn(|| self.next()).find(|signal| ends(*signal)).map(|signal| signal.number)
+    }
+}
+
 /// Would this signal end a process that does nothing about it?
 pub fn ends(signal: Signal) -> bool {
     !matches!(signal.number, libc::SIGCHLD | libc::SIGCONT | libc::SIGURG | libc::SIGWINCH)

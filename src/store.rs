@@ -101,7 +101,7 @@ pub struct Status {
 }
 
 /// What goes wrong with a store. The text is whole: what was tried, and the store's own words.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum StoreError {
     /// Try later.
     Unavailable(String),
@@ -231,6 +231,13 @@ fn with_prefix(url: &str, prefix: Option<&str>) -> String {
         }
         _ => url.to_owned(),
     }
+}
+
+/// The URL without a `?prefix=` of its own.
+pub fn without_prefix(url: &str) -> String {
+    let Some((head, query)) = url.split_once('?') else { return url.to_owned() };
+    let kept: Vec<_> = query.split('&').filter(|pair| !pair.starts_with("prefix=")).collect();
+    if kept.is_empty() { head.to_owned() } else { format!("{head}?{}", kept.join("&")) }
 }
 
 /// Everything but letters, digits and `-._~:` as `%XX` (RFC 3986; the colon is harmless in a value).

@@ -3,11 +3,11 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-use crate::child::Child;
+use crate::child::{self, Child};
 use crate::clock::Moment;
 use crate::config::{Run, Take};
 use crate::keeper::{Keeper, News};
@@ -45,22 +45,31 @@ pub enum Event<'a> {
 
 /// How long the release may take.
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
+/// How long one request may take before a lease is held, name resolution included (contract 8).
+const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 /// How often a killed tree is looked at until it is gone.
 const SWEEP: Duration = Duration::from_millis(5);
 
 /// Waits for the lease. A signal meanwhile leaves nothing behind.
 pub fn obtain(take: &Take, keeper: &Keeper, signals: &Signals, say: &dyn Fn(Event)) -> Result<Lease, Outcome> {
+    let failed = |error: StoreError| {
+        say(Event::Failed(&error));
+        match error {
+            StoreError::Unavailable(_) => Outcome::Unavailable,
+            StoreError::Denied(_) => Outcome::Denied,
+        }
+    };
+    let bounded = take.patience.wait.is_some() || take.patience.tries.is_some();
     loop {
         let fds = [signals.fd().as_raw_fd(), keeper.wake().as_raw_fd()];
-        if let Err(error) = sys::wait_readable(&fds, None) {
+        if let Err(error) = sys::wait_readable(&fds, bounded.then_some(REQUEST_LIMIT)) {
             say(Event::Trouble(&error.to_string()));
             give_up(take, keeper);
             return Err(Outcome::System);
         }
-        let told = std::iter::from_fn(|| signals.next()).find(|signal| signals::ends(*signal));
-        if let Some(signal) = told {
+        if let Some(number) = signals.told() {
             give_up(take, keeper);
-            return Err(Outcome::Signalled(signal.number));
+            return Err(Outcome::Signalled(number));
         }
         for news in keeper.news() {
             match news {
@@ -76,15 +85,18 @@ pub fn obtain(take: &Take, keeper: &Keeper, signals: &Signals, say: &dyn Fn(Even
                     say(Event::Busy(&way));
                     return Err(Outcome::Busy(take.busy_code));
                 }
-                News::Taken(Taken::Failed(error)) => {
-                    say(Event::Failed(&error));
-                    return Err(match error {
-                        StoreError::Unavailable(_) => Outcome::Unavailable,
-                        StoreError::Denied(_) => Outcome::Denied,
-                    });
+                News::Taken(Taken::Failed(error)) => return Err(failed(error)),
+                News::Gone => {
+                    give_up(take, keeper);
+                    return Err(Outcome::Bug);
                 }
                 _ => {}
             }
+        }
+        if bounded && keeper.asking_for() >= REQUEST_LIMIT {
+            give_up(take, keeper);
+            let shown = store::shown(&take.store);
+            return Err(failed(StoreError::Unavailable(format!("{shown}: no answer in 10s, name resolution included"))));
         }
     }
 }
@@ -108,32 +120,32 @@ fn give_up(take: &Take, keeper: &Keeper) {
     }
 }
 
-/// Releases, bounded, and says so where it failed. It never changes the status.
-pub fn let_go(keeper: &Keeper, signals: &Signals, lost: bool, say: &dyn Fn(Event)) {
+/// Releases, bounded, and says so where it failed. It never changes the status, and no signal ends it:
+/// what comes now comes too late to stop anything.
+pub fn let_go(keeper: &Keeper, lost: bool, say: &dyn Fn(Event)) {
     keeper.release();
     let end = Moment::now() + RELEASE_LIMIT;
     loop {
+        for news in keeper.news() {
+            match news {
+                News::Released(answer) => {
+                    match answer {
+                        Ok(Released::Freed) => {}
+                        _ if lost => {}
+                        Ok(Released::NotHeld(_) | Released::Kept(_)) => say(Event::NotReleased("it was not held any more")),
+                        Err(StoreError::Unavailable(words) | StoreError::Denied(words)) => say(Event::NotReleased(&words)),
+                    }
+                    return;
+                }
+                News::Gone => return,
+                _ => {}
+            }
+        }
         let left = Moment::now().until(end);
-        if left.is_zero() || std::iter::from_fn(|| signals.next()).any(signals::ends) {
+        if left.is_zero() || sys::wait_readable(&[keeper.wake().as_raw_fd()], Some(left)).is_err() {
             if !lost {
                 say(Event::NotReleased("no answer in time"));
             }
-            return;
-        }
-        for news in keeper.news() {
-            if let News::Released(answer) = news {
-                match answer {
-                    Ok(Released::Freed) => {}
-                    Ok(Released::NotHeld(_)) if lost => {}
-                    Err(_) if lost => {}
-                    Ok(Released::NotHeld(_) | Released::Kept(_)) => say(Event::NotReleased("it was not held any more")),
-                    Err(StoreError::Unavailable(words) | StoreError::Denied(words)) => say(Event::NotReleased(&words)),
-                }
-                return;
-            }
-        }
-        let fds = [signals.fd().as_raw_fd(), keeper.wake().as_raw_fd()];
-        if sys::wait_readable(&fds, Some(left)).is_err() {
             return;
         }
     }
@@ -146,7 +158,8 @@ pub fn run(run: Run, path: &Path, command: &[OsString], handed_store: String, sa
         Outcome::System
     };
     // All that may fail is made before the lease is asked for.
-    let prepared = Signals::block()
+    let prepared = child::can_be_watched()
+        .and_then(|()| Signals::block())
         .and_then(|signals| Ok((signals, sys::timer()?)))
         .and_then(|made| sys::become_subreaper().map(|()| made))
         .and_then(|(signals, timer)| {
@@ -166,132 +179,163 @@ pub fn run(run: Run, path: &Path, command: &[OsString], handed_store: String, sa
     let deadline = (!store::kept_by_life(&run.take.store)).then_some(lease.deadline);
     let mut watch = Watch::new(run.pace, deadline, overrun, run.stop_on_loss);
     // A signal that came with the grant, or a lease that is almost over: never start.
-    if let Some(signal) = std::iter::from_fn(|| signals.next()).find(|signal| signals::ends(*signal)) {
-        let_go(&keeper, &signals, false, say);
-        return Outcome::Signalled(signal.number);
+    if let Some(number) = signals.told() {
+        let_go(&keeper, false, say);
+        return Outcome::Signalled(number);
     }
-    let mut variables = vec![
-        ("DLOCK_RESOURCE", lease.claim.name.to_string()),
-        ("DLOCK_TOKEN", lease.claim.token.as_str().to_owned()),
-        ("DLOCK_STORE", handed_store),
-    ];
-    if let Some(fence) = lease.fence {
-        variables.push(("DLOCK_FENCING_TOKEN", fence.to_string()));
+    if !matches!(watch.tick(began), Action::Nothing) {
+        let_go(&keeper, true, say);
+        let shown = store::shown(&run.take.store);
+        let late = format!("{shown}: the answer came too late to use the lease; use a longer --ttl");
+        say(Event::Failed(&StoreError::Unavailable(late)));
+        return Outcome::Unavailable;
     }
-    if let Some(slot) = lease.slot {
-        variables.push(("DLOCK_SLOT", slot.to_string()));
-    }
-    let child = match Child::start(path, command, &variables, signals.mask()) {
+    let child = match Child::start(path, command, &variables(&lease, handed_store), signals.mask()) {
         Ok(child) => child,
         Err((outcome, words)) => {
             say(Event::Trouble(&words));
-            let_go(&keeper, &signals, false, say);
+            let_go(&keeper, false, say);
             return outcome;
         }
     };
-    let mut told = false;
-    let mut lost = false;
-    while !child.has_ended() {
-        act(watch.tick(Moment::now()), &child, say);
-        for news in keeper.news() {
+    let mut session =
+        Session { child, keeper: &keeper, signals: &signals, timer: &timer, watch, told: false, lost: false, gone: false, say };
+    session.run();
+    session.finish(run.pace.grace, run.release)
+}
+
+/// What the command finds in its environment besides the caller's.
+fn variables(lease: &Lease, store: String) -> Vec<(&'static str, String)> {
+    let mut all = vec![
+        ("DLOCK_RESOURCE", lease.claim.name.to_string()),
+        ("DLOCK_TOKEN", lease.claim.token.as_str().to_owned()),
+        ("DLOCK_STORE", store),
+    ];
+    all.extend(lease.fence.map(|fence| ("DLOCK_FENCING_TOKEN", fence.to_string())));
+    all.extend(lease.slot.map(|slot| ("DLOCK_SLOT", slot.to_string())));
+    all
+}
+
+/// One command under one lease.
+struct Session<'a> {
+    child: Child,
+    keeper: &'a Keeper,
+    signals: &'a Signals,
+    timer: &'a OwnedFd,
+    watch: Watch,
+    /// A signal that ends things was passed on, or the terminal gave it to the command.
+    told: bool,
+    /// The store says that the lease is gone.
+    lost: bool,
+    /// The keeper's thread is gone.
+    gone: bool,
+    say: &'a dyn Fn(Event<'_>),
+}
+
+impl Session<'_> {
+    /// Until the command itself has ended.
+    fn run(&mut self) {
+        loop {
+            let killing = self.turn();
+            if self.child.has_ended() {
+                return;
+            }
+            self.sleep(if killing { Moment::now() + SWEEP } else { self.watch.next() });
+        }
+    }
+
+    /// After the command has ended: empty its tree unless it ended by itself, then release.
+    fn finish(mut self, grace: Duration, release: bool) -> Outcome {
+        self.hear(); // also what came together with the end
+        let mut ended = Moment::now();
+        let pid_1 = std::process::id() == 1;
+        if self.told || self.watch.why().is_some() || pid_1 {
+            let kill_at = ended + if self.told { grace } else { Duration::ZERO };
+            if self.watch.why().is_none() {
+                self.child.terminate();
+            }
+            self.child.reap();
+            while !self.child.is_gone() {
+                let mut killing = self.turn();
+                if self.watch.why().is_none() && Moment::now() >= kill_at {
+                    self.child.kill_tree();
+                    killing = true;
+                }
+                self.sleep(if killing { Moment::now() + SWEEP } else { self.watch.next().min(kill_at) });
+            }
+            ended = Moment::now();
+            self.turn();
+        }
+        self.lost |= !self.watch.provable(ended);
+        if release {
+            let_go(self.keeper, self.lost, self.say);
+        }
+        let own = self.child.reap();
+        match self.watch.why() {
+            Some(Why::Overran) => Outcome::Overran,
+            Some(Why::Silent | Why::Lost) => Outcome::Lost,
+            None if self.lost && own == Outcome::Ended(0) => Outcome::Lost,
+            None => own,
+        }
+    }
+
+    /// One look at everything, the clock first. Tells whether the tree is being killed.
+    fn turn(&mut self) -> bool {
+        let action = self.watch.tick(Moment::now());
+        match action {
+            Action::Nothing => {}
+            Action::Terminate(why) => {
+                self.child.terminate(); // first the deed, then the word
+                (self.say)(Event::Stopping(why));
+            }
+            Action::Kill(_) => self.child.kill_tree(),
+        }
+        self.hear();
+        matches!(action, Action::Kill(_))
+    }
+
+    /// What the keeper and the signals tell.
+    fn hear(&mut self) {
+        for news in self.keeper.news() {
             match news {
-                News::Kept(deadline) => watch.kept(deadline),
-                News::Late(error) => say(Event::Late(&error)),
-                News::Lost(why) => {
-                    lost = true;
-                    say(Event::Lost(&why));
-                    act(watch.lost(Moment::now()), &child, say);
+                News::Kept(deadline) => self.watch.kept(deadline),
+                News::Late(error) => (self.say)(Event::Late(&error)),
+                News::Lost(why) => self.lose(&why),
+                News::Gone if !self.gone => {
+                    self.gone = true;
+                    self.lose(&Lost::Unproven("the heartbeat ended by a bug".into()));
                 }
                 _ => {}
             }
         }
-        while let Some(signal) = signals.next() {
-            if signal.number == libc::SIGCHLD || (!child.has_own_group() && signals::seen_by_group(signal)) {
-                continue;
+        while let Some(signal) = self.signals.next() {
+            self.told |= signals::ends(signal);
+            if signal.number != libc::SIGCHLD && (self.child.has_own_group() || !signals::seen_by_group(signal)) {
+                self.child.pass(signal, signals::for_group(signal));
             }
-            told |= signals::for_group(signal) && signal.number != libc::SIGCONT;
-            child.pass(signal, signals::for_group(signal));
         }
-        if child.has_ended() {
-            break;
+    }
+
+    fn lose(&mut self, why: &Lost) {
+        self.lost = true;
+        let action = self.watch.lost(Moment::now());
+        if action == Action::Terminate(Why::Lost) {
+            self.child.terminate();
         }
-        let killing = watch.why().is_some() && matches!(watch.tick(Moment::now()), Action::Kill(_));
-        let next = if killing { Moment::now() + SWEEP } else { watch.next() };
-        let armed = sys::arm(&timer, next.0);
-        let fds = [signals.fd().as_raw_fd(), keeper.wake().as_raw_fd(), timer.as_raw_fd()];
-        if armed.and_then(|()| sys::wait_readable(&fds, None)).is_err() {
+        (self.say)(Event::Lost(why));
+        if action == Action::Terminate(Why::Lost) {
+            (self.say)(Event::Stopping(Why::Lost));
+        }
+    }
+
+    /// Until a signal or news comes, or this moment.
+    fn sleep(&self, until: Moment) {
+        let armed = sys::arm(self.timer, until.0);
+        let fds = [self.signals.fd().as_raw_fd(), self.timer.as_raw_fd(), self.keeper.wake().as_raw_fd()];
+        // What a dead thread leaves is always readable.
+        let fds = if self.gone { &fds[..2] } else { &fds[..] };
+        if armed.and_then(|()| sys::wait_readable(fds, None)).is_err() {
             std::thread::sleep(SWEEP); // without a timer the loop goes on by itself
         }
-    }
-    finish(&run, child, &keeper, &signals, &mut watch, told, lost, say)
-}
-
-fn act(action: Action, child: &Child, say: &dyn Fn(Event)) {
-    match action {
-        Action::Nothing => {}
-        Action::Terminate(why) => {
-            child.terminate(); // first the deed, then the word: stderr may block
-            say(Event::Stopping(why));
-        }
-        Action::Kill(_) => child.kill_tree(),
-    }
-}
-
-/// After the command has ended: empty its tree unless it ended by itself, then release.
-#[expect(clippy::too_many_arguments, reason = "the state of one loop, handed on once")]
-fn finish(
-    run: &Run,
-    child: Child,
-    keeper: &Keeper,
-    signals: &Signals,
-    watch: &mut Watch,
-    told: bool,
-    mut lost: bool,
-    say: &dyn Fn(Event),
-) -> Outcome {
-    let mut ended = Moment::now();
-    if told || watch.why().is_some() || std::process::id() == 1 {
-        if told && child.tree_lives() {
-            child.terminate();
-        }
-        let kill_at = ended + if told { run.pace.grace } else { Duration::ZERO };
-        while child.tree_lives() {
-            for news in keeper.news() {
-                match news {
-                    News::Kept(deadline) => watch.kept(deadline),
-                    News::Lost(_) => lost = true,
-                    _ => {}
-                }
-            }
-            let now = Moment::now();
-            let stopping = watch.why().is_some() || lost;
-            if now >= kill_at || matches!(watch.tick(now), Action::Kill(_)) || (stopping && !told) {
-                child.kill_tree();
-            }
-            std::thread::sleep(SWEEP);
-        }
-        ended = Moment::now();
-    }
-    for news in keeper.news() {
-        match news {
-            News::Kept(deadline) => watch.kept(deadline),
-            News::Lost(why) => {
-                lost = true;
-                say(Event::Lost(&why));
-            }
-            _ => {}
-        }
-    }
-    lost |= !watch.provable(ended);
-    let why = watch.why();
-    if run.release {
-        let_go(keeper, signals, lost, say);
-    }
-    let own = child.reap();
-    match why {
-        Some(Why::Overran) => Outcome::Overran,
-        Some(Why::Silent | Why::Lost) => Outcome::Lost,
-        None if lost && own == Outcome::Ended(0) => Outcome::Lost,
-        None => own,
     }
 }

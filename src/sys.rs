@@ -20,22 +20,35 @@ use std::time::Duration;
 compile_error!("dlock needs Linux 5.4 or later: pidfd, CLOCK_BOOTTIME timers and parent-death signals");
 
 static SIGPIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
+static SIGCHLD_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
+/// Which of the descriptors 0, 1 and 2 the caller had closed, by bits.
+static WERE_CLOSED: AtomicUsize = AtomicUsize::new(0);
 
-extern "C" fn remember_sigpipe() {
-    // SAFETY: called once by the loader before main; sigaction with a null new action only reads.
+extern "C" fn remember_the_caller() {
+    // SAFETY: called once by the loader before main; sigaction with a null new action and F_GETFD only
+    // read.
     unsafe {
-        let mut old: libc::sigaction = std::mem::zeroed();
-        if libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut old) == 0 {
-            SIGPIPE_WAS_IGNORED.store(old.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
+        for (signal, ignored) in [(libc::SIGPIPE, &SIGPIPE_WAS_IGNORED), (libc::SIGCHLD, &SIGCHLD_WAS_IGNORED)] {
+            let mut old: libc::sigaction = std::mem::zeroed();
+            if libc::sigaction(signal, std::ptr::null(), &raw mut old) == 0 {
+                ignored.store(old.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
+            }
         }
+        let closed = (0..3).filter(|fd| libc::fcntl(*fd, libc::F_GETFD) < 0).fold(0, |bits, fd| bits | 1 << fd);
+        WERE_CLOSED.store(closed, Ordering::Relaxed);
     }
 }
 
 // SAFETY: `.init_array` holds pointers to functions that the loader calls before main, which is the
-// only time to see the disposition that Rust's runtime then overwrites.
+// only time to see what Rust's runtime then overwrites (SIGPIPE, closed standard streams).
 #[unsafe(link_section = ".init_array")]
 #[used]
-static REMEMBER_SIGPIPE: extern "C" fn() = remember_sigpipe;
+static REMEMBER_THE_CALLER: extern "C" fn() = remember_the_caller;
+
+/// Had the caller closed this standard stream? Rust's runtime has put /dev/null there since.
+pub fn was_closed(fd: usize) -> bool {
+    WERE_CLOSED.load(Ordering::Relaxed) & 1 << fd != 0
+}
 
 /// Memory for the first moments: from one static block until that is used up, then from the system.
 ///
@@ -285,6 +298,8 @@ struct Start<'a> {
     own_group: bool,
     parent: libc::pid_t,
     ignore_sigpipe: bool,
+    ignore_sigchld: bool,
+    closed: usize,
     error: libc::c_int,
 }
 
@@ -302,6 +317,12 @@ extern "C" fn start(argument: *mut libc::c_void) -> libc::c_int {
             return 127; // dlock died before the line above took effect
         }
         libc::signal(libc::SIGPIPE, if start.ignore_sigpipe { libc::SIG_IGN } else { libc::SIG_DFL });
+        libc::signal(libc::SIGCHLD, if start.ignore_sigchld { libc::SIG_IGN } else { libc::SIG_DFL });
+        for fd in 0..3 {
+            if start.closed & 1 << fd != 0 {
+                libc::close(fd);
+            }
+        }
         libc::sigprocmask(libc::SIG_SETMASK, &raw const start.mask.0, std::ptr::null_mut());
         libc::execve(start.path.as_ptr(), start.words.as_ptr(), start.variables.as_ptr());
         if *libc::__errno_location() == libc::ENOEXEC {
@@ -334,6 +355,8 @@ pub fn spawn(program: &Program, mask: Mask, own_group: bool) -> io::Result<i32> 
         own_group,
         parent: i32::try_from(std::process::id()).unwrap_or(0),
         ignore_sigpipe: SIGPIPE_WAS_IGNORED.load(Ordering::Relaxed),
+        ignore_sigchld: SIGCHLD_WAS_IGNORED.load(Ordering::Relaxed),
+        closed: WERE_CLOSED.load(Ordering::Relaxed),
         error: 0,
     };
     let mut stack = Vec::<u128>::with_capacity(STACK / size_of::<u128>()); // not written: no page of it is touched
@@ -388,20 +411,54 @@ pub fn kill(pid: i32, signal: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// Has the child ended? It stays a zombie, so that its pid and group can't be used again.
-pub fn has_ended(pid: i32) -> io::Result<bool> {
+/// The children of this process, seen as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Children {
+    /// There are none.
+    None,
+    /// There are some, and none has ended that was not reaped.
+    Running,
+    /// This one has ended. It stays a zombie, so that its pid can't be used again.
+    Ended(i32),
+}
+
+/// Looks at the children without reaping any (waitid(2), WNOWAIT).
+pub fn children() -> io::Result<Children> {
     // SAFETY: zeroed is a valid siginfo to be written to.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
-        check(libc::waitid(libc::P_PID, pid as libc::id_t, &raw mut info, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT))?;
-        Ok(info.si_pid() != 0)
+        match check(libc::waitid(libc::P_ALL, 0, &raw mut info, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT)) {
+            Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(Children::None),
+            Err(error) => Err(error),
+            Ok(_) if info.si_pid() == 0 => Ok(Children::Running),
+            Ok(_) => Ok(Children::Ended(info.si_pid())),
+        }
     }
 }
 
-/// Reaps one process that has ended, if it is a child of ours.
+/// Reaps one child that has ended.
 pub fn reap(pid: i32) {
     // SAFETY: the status is not asked for.
     unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::WNOHANG) };
+}
+
+/// May this user execute the file? (faccessat(2), by the effective ids as execve(2) does)
+pub fn may_execute(path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: `path` ends with NUL.
+    check(unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), libc::X_OK, libc::AT_EACCESS) })?;
+    Ok(())
+}
+
+/// Lets this thread create files with exactly the modes that it asks for, and no other thread: the
+/// umask is the command's (unshare(2), umask(2)).
+pub fn own_umask() {
+    // SAFETY: changes attributes of this thread only.
+    unsafe {
+        if libc::unshare(libc::CLONE_FS) == 0 {
+            libc::umask(0);
+        }
+    }
 }
 
 /// Dies of a signal, without a core file of its own; 128+N where the signal can't kill us (PID 1).
@@ -449,14 +506,21 @@ pub fn byte_is_locked(file: &File, at: u64) -> io::Result<bool> {
     Ok(i32::from(lock.l_type) != libc::F_UNLCK)
 }
 
-/// Makes a named pipe with the given mode, whatever the umask.
+/// Makes a named pipe.
 pub fn make_fifo(path: &Path, mode: u32) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: `path` ends with NUL.
-    unsafe {
-        check(libc::mkfifo(path.as_ptr(), mode as libc::mode_t))?;
-        check(libc::chmod(path.as_ptr(), mode as libc::mode_t))?;
-    }
+    check(unsafe { libc::mkfifo(path.as_ptr(), mode as libc::mode_t) })?;
+    Ok(())
+}
+
+/// Renames to a name that nothing has yet (renameat2(2), RENAME_NOREPLACE).
+pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    let (from, to) = (CString::new(from.as_os_str().as_bytes())?, CString::new(to.as_os_str().as_bytes())?);
+    let here = libc::AT_FDCWD;
+    // SAFETY: both paths end with NUL.
+    let result = unsafe { libc::syscall(libc::SYS_renameat2, here, from.as_ptr(), here, to.as_ptr(), libc::RENAME_NOREPLACE) };
+    check(result as libc::c_int)?;
     Ok(())
 }
 

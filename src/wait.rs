@@ -4,7 +4,7 @@
 //! believed too short. Busy never becomes an error, and an unavailable store is asked again until the
 //! wait ends; a denial is final.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock::Moment;
@@ -52,7 +52,8 @@ pub enum Taken {
 /// no further request is sent.
 #[derive(Default)]
 pub struct Switch {
-    asking: AtomicBool,
+    /// Since when a request is under way, µs of CLOCK_BOOTTIME; 0 for none.
+    asking: AtomicU64,
     abandon: AtomicBool,
 }
 
@@ -61,16 +62,24 @@ impl Switch {
     pub fn abandon(&self, at_most: Duration) {
         self.abandon.store(true, Ordering::SeqCst);
         let end = Moment::now() + at_most;
-        while self.asking.load(Ordering::SeqCst) && Moment::now() < end {
+        while self.asking.load(Ordering::SeqCst) != 0 && Moment::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
     fn ask<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
-        self.asking.store(true, Ordering::SeqCst);
+        self.asking.store(Moment::now().0.max(1), Ordering::SeqCst);
         let answer = (!self.abandon.load(Ordering::SeqCst)).then(work);
-        self.asking.store(false, Ordering::SeqCst);
+        self.asking.store(0, Ordering::SeqCst);
         answer
+    }
+
+    /// How long the request that is under way has been.
+    pub fn asking_for(&self) -> Duration {
+        match self.asking.load(Ordering::SeqCst) {
+            0 => Duration::ZERO,
+            since => Moment(since).until(Moment::now()),
+        }
     }
 }
 
@@ -85,6 +94,7 @@ pub fn take(
     let began = Moment::now();
     let end = patience.wait.map(|wait| began + wait);
     let mut tries = 0_u32;
+    let mut late = 0;
     let mut after = None;
     loop {
         let asked = Moment::now();
@@ -95,8 +105,8 @@ pub fn take(
                 after = after.or(over);
                 let deadline = asked + ttl.saturating_sub(pace::drift(ttl));
                 // A slow answer may leave too little of the lease: asking again renews it.
-                if Moment::now().until(deadline) < ttl / 2 && tries < 3 {
-                    tries += 1;
+                if Moment::now().until(deadline) < ttl / 2 && late < 3 {
+                    late += 1;
                     continue;
                 }
                 return Taken::Lease(Lease { claim: request.claim.clone(), fence, slot, ttl, deadline }, after);
@@ -125,7 +135,10 @@ pub fn take(
         tries = tries.saturating_add(1);
         let left = end.map_or(pause, |end| now.until(end).min(pause));
         if trouble.is_ok() && request.queue {
-            let _ = store.await_change(&request.claim, left); // a hint only: ask again in any case
+            // A hint only: ask again in any case, but not at once where it can't be waited for.
+            if store.await_change(&request.claim, left).is_err() {
+                std::thread::sleep(left.min(Duration::from_millis(200)));
+            }
         } else {
             std::thread::sleep(left);
         }

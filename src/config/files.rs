@@ -106,14 +106,30 @@ fn parse(text: &str, path: &Path, name: Option<&Name>) -> Result<Settings, Strin
     Ok(tables.into_iter().fold(Settings::default(), |merged, (_, table)| merged.or(table)).or(document.defaults))
 }
 
-/// `*` is any run of characters, `?` is one, all else is itself.
+/// `*` is any run of characters, `?` is one, all else is itself. Only the last `*` is ever tried again:
+/// what an earlier one could take more of, the last can take as well.
 fn matches(pattern: &str, name: &str) -> bool {
-    let Some(first) = pattern.chars().next() else { return name.is_empty() };
-    let rest = &pattern[first.len_utf8()..];
-    match first {
-        '*' => matches(rest, name) || name.chars().next().is_some_and(|c| matches(pattern, &name[c.len_utf8()..])),
-        _ => name.chars().next().is_some_and(|c| (first == '?' || first == c) && matches(rest, &name[c.len_utf8()..])),
+    let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
+    let (mut at, mut seen, mut star) = (0, 0, None);
+    while seen < name.len() {
+        match pattern.get(at) {
+            Some('*') => {
+                star = Some((at, seen));
+                at += 1;
+            }
+            Some(c) if *c == '?' || *c == name[seen] => {
+                at += 1;
+                seen += 1;
+            }
+            _ => {
+                let Some((before, taken)) = star else { return false };
+                star = Some((before, taken + 1));
+                at = before + 1;
+                seen = taken + 1;
+            }
+        }
     }
+    pattern[at..].iter().all(|c| *c == '*')
 }
 
 #[cfg(test)]
@@ -143,9 +159,15 @@ mod tests {
     #[test]
     fn patterns_know_star_and_question_mark() {
         for (pattern, name, fits) in
-            [("*", "", true), ("a*c", "abbc", true), ("a?c", "a日c", true), ("a?c", "ac", false), ("[a]", "a", false)]
+            [("*", "", true), ("a*c", "abbc", true), ("a?c", "a日c", true), ("a?c", "ac", false), ("[a]", "a", false)].into_iter().chain([
+                ("*b*", "abc", true),
+                ("a*b*c", "a1b2c", true),
+                ("a*b*c", "a1c2b", false),
+                ("**", "x", true),
+            ])
         {
             assert_eq!(matches(pattern, name), fits, "{pattern} {name}");
         }
+        assert!(!matches(&"*a".repeat(50), &("a".repeat(250) + "b")), "and in no time");
     }
 }

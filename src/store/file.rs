@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use super::{Acquired, After, Lost, Refreshed, Released, Status, Store, StoreError};
 use crate::clock::{Moment, boot_id, wall_us};
-use crate::lock::{Claim, Holding, Keeping, Name, Owner, Request, Token};
+use crate::lock::{Claim, Holding, Keeping, Mode, Name, Owner, Request, Token};
 use crate::sys;
 
 mod disk;
@@ -24,7 +24,7 @@ mod life;
 mod place;
 
 use disk::{Disk, Found, Holder, Record, Waiter};
-use life::Proof;
+use life::{Proof, holder_byte};
 pub use place::{check, complete, default_dir};
 use place::{directory, trouble};
 
@@ -37,26 +37,35 @@ const SWEEP_EVERY: u64 = 256;
 /// All others look this often.
 const OTHERS_LOOK: Duration = Duration::from_secs(15);
 
+/// A live `run` whose record is lost.
+const UNRECORDED: Holding = Holding {
+    owner: None,
+    mode: Mode::Exclusive,
+    fence: None,
+    acquired_at_us: None,
+    heartbeat_us: None,
+    expires_in: Duration::ZERO,
+    broken_by: None,
+    keeping: Some(Keeping::Process),
+};
+
 /// The store in one directory.
 pub struct Files {
     disk: Disk,
     boot: String,
     /// The kernel locks of this process, by their byte.
     proofs: HashMap<u64, Proof>,
+    /// The lease that this process keeps, should its record get lost.
+    own: Option<Holder>,
     /// How long a call may wait for a bucket lock.
     op: Duration,
 }
 
 /// Opens the store; makes the directory only where it is the default of this user.
 pub fn open(url: &str) -> Result<Box<dyn Store>, StoreError> {
+    sys::own_umask();
     let (mut dir, prefix) = directory(url).map_err(StoreError::Denied)?;
     let boot = boot_id().map_err(|error| StoreError::Denied(format!("cannot read the boot id: {error}; is /proc mounted?")))?;
-    if let Some(kind) = sys::remote_file_system(&dir) {
-        return Err(StoreError::Denied(format!(
-            "{} is on {kind}, whose locks do not hold between hosts; use a local directory or a network store",
-            dir.display()
-        )));
-    }
     if !dir.is_dir() {
         if default_dir().as_deref() == Some(dir.as_path()) {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(|error| trouble(&dir, &error))?;
@@ -67,6 +76,12 @@ pub fn open(url: &str) -> Result<Box<dyn Store>, StoreError> {
             };
             return Err(StoreError::Denied(format!("the lock directory {}: {error}; make it first", dir.display())));
         }
+    }
+    if let Some(kind) = sys::remote_file_system(&dir) {
+        return Err(StoreError::Denied(format!(
+            "{} is on {kind}, whose locks do not hold between hosts; use a local directory or a network store",
+            dir.display()
+        )));
     }
     if let Some(prefix) = prefix {
         let above = Disk { dir };
@@ -87,7 +102,7 @@ fn micros(span: Duration) -> u64 {
 
 impl Files {
     fn new(dir: PathBuf, boot: String) -> Files {
-        Files { disk: Disk { dir }, boot, proofs: HashMap::new(), op: Duration::from_secs(5) }
+        Files { disk: Disk { dir }, boot, proofs: HashMap::new(), own: None, op: Duration::from_secs(5) }
     }
 
     /// Runs `work` under the bucket lock of a name.
@@ -121,7 +136,7 @@ impl Files {
             after = gone.map(|holder| After::Vanished(Box::new(holder.seen(now)))).or(after);
         }
         record.line.retain(|waiter| {
-            let late = waiter.woken_us.is_some_and(|at| now > at + micros(WAKE_LIMIT));
+            let late = waiter.woken_us.is_some_and(|at| now > at.saturating_add(micros(WAKE_LIMIT)));
             let stays = !late && self.is_alive(waiter.alive);
             if !stays {
                 let _ = fs::remove_file(self.disk.pipe_path(waiter.alive));
@@ -129,6 +144,60 @@ impl Files {
             stays
         });
         Ok((record, after))
+    }
+
+    /// Puts back the holder of a record that got lost, if it is this process, whose kernel lock has kept
+    /// others out meanwhile.
+    fn restore(&self, record: &mut Record, claim: &Claim) {
+        let own = self.own.as_ref().filter(|own| own.token == claim.token && self.still_proves(own.alive));
+        if record.holder.is_none()
+            && let Some(own) = own
+        {
+            record.fence = record.fence.max(own.fence);
+            record.holder = Some(own.clone());
+        }
+    }
+
+    /// The answer that it is somebody else's, or somebody else's turn; keeps a place in the line where
+    /// that is asked for. `lost`: a live holder has it whose record does not say so.
+    fn busy(&mut self, record: &mut Record, request: &Request, lost: bool) -> Result<Acquired, StoreError> {
+        let token = &request.claim.token;
+        let own_parent = record.holder.as_ref().is_some_and(|holder| request.parent.as_ref().is_some_and(|parent| *parent == holder.token));
+        let place = record.line.iter().position(|waiter| waiter.token == *token);
+        let ahead = place.unwrap_or(record.line.len());
+        let joins = request.queue && !own_parent;
+        let mut changed = joins;
+        let mut added = None;
+        match place {
+            Some(at) if joins => record.line[at].woken_us = None,
+            None if joins => {
+                let alive = self.prove_waiter()?;
+                added = Some(alive);
+                let since_us = Moment::now().0;
+                record.line.push(Waiter { token: token.clone(), owner: request.owner.clone(), alive, since_us, woken_us: None });
+            }
+            _ => {}
+        }
+        if record.holder.is_none() && !lost {
+            changed |= self.wake_first(record);
+        }
+        if changed && let Err(error) = self.disk.save(record) {
+            added.into_iter().for_each(|id| self.forget(id));
+            return Err(error);
+        }
+        let mut holders = Self::holdings(record);
+        if lost {
+            holders.push(UNRECORDED);
+        }
+        let soonest = holders.iter().map(|holding| holding.expires_in + Duration::from_millis(1)).min();
+        // The second looks as often as the first, who may be stopped.
+        let look = if ahead < 2 { FIRST_LOOKS } else { OTHERS_LOOK };
+        Ok(Acquired::Busy {
+            waiting: u32::try_from(record.line.len()).unwrap_or(u32::MAX),
+            retry_in: if ahead < 2 { soonest.unwrap_or(look).clamp(Duration::from_millis(200), look) } else { look },
+            holders,
+            own_parent,
+        })
     }
 
     fn leave_line(&mut self, record: &mut Record, token: &Token) -> bool {
@@ -139,15 +208,15 @@ impl Files {
         record.line.len() != before
     }
 
-    /// Wakes the first in line through its own pipe.
-    fn wake_first(&self, record: &mut Record) {
-        if let Some(first) = record.line.first_mut() {
-            let opened = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(self.disk.pipe_path(first.alive));
-            if let Ok(mut pipe) = opened {
-                let _ = pipe.write(b"!");
-                first.woken_us.get_or_insert(Moment::now().0);
-            }
+    /// Wakes the first in line through its own pipe, once; false where nothing has changed.
+    fn wake_first(&self, record: &mut Record) -> bool {
+        let Some(first) = record.line.first_mut().filter(|first| first.woken_us.is_none()) else { return false };
+        let opened = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(self.disk.pipe_path(first.alive));
+        if let Ok(mut pipe) = opened {
+            let _ = pipe.write(b"!");
         }
+        first.woken_us = Some(Moment::now().0); // one that can't be woken loses its place as well
+        true
     }
 
     fn holdings(record: &Record) -> Vec<Holding> {
@@ -155,11 +224,15 @@ impl Files {
         record.holder.iter().map(|holder| holder.seen(now)).collect()
     }
 
-    fn state(record: &Record, claim: Option<&Claim>) -> Status {
+    fn state(&self, record: &Record, claim: Option<&Claim>) -> Status {
         let now = Moment::now().0;
+        let mut holders = Self::holdings(record);
+        if holders.is_empty() && self.is_alive(holder_byte(&record.name)) {
+            holders.push(UNRECORDED);
+        }
         Status {
             name: record.name.clone(),
-            holders: Self::holdings(record),
+            holders,
             waiters: record.line.iter().map(|w| (w.owner.clone(), Duration::from_micros(now.saturating_sub(w.since_us)))).collect(),
             last_fence: (record.fence > 0).then_some(record.fence),
             held_by_claim: claim.is_some_and(|claim| record.holder.as_ref().is_some_and(|holder| holder.token == claim.token)),
@@ -195,18 +268,21 @@ impl Store for Files {
                 store.disk.save(&record)?;
                 return Ok(granted);
             }
-            let place = record.line.iter().position(|waiter| waiter.token == claim.token);
-            let ahead = place.unwrap_or(record.line.len());
-            if record.holder.is_none() && ahead == 0 {
-                let alive = match request.keeping {
-                    Keeping::Process => Some(store.prove_life(false)?),
-                    Keeping::Lease => None,
+            if record.holder.is_none() && record.line.first().is_none_or(|first| first.token == claim.token) {
+                let byte = holder_byte(&claim.name);
+                let free = match request.keeping {
+                    Keeping::Process => store.prove_holder(&claim.name)?,
+                    Keeping::Lease => !store.is_alive(byte),
                 };
+                if !free {
+                    return store.busy(&mut record, request, true);
+                }
+                let alive = (request.keeping == Keeping::Process).then_some(byte);
                 store.leave_line(&mut record, &claim.token);
                 let (now, wall) = (Moment::now(), wall_us());
-                record.fence = (record.fence + 1).max(wall);
+                record.fence = record.fence.saturating_add(1).max(wall);
                 let granted = Acquired::Granted { fence: Some(record.fence), slot: None, ttl: request.ttl, after };
-                record.holder = Some(Holder {
+                let holder = Holder {
                     token: claim.token.clone(),
                     owner: request.owner.clone(),
                     mode: request.mode,
@@ -217,49 +293,23 @@ impl Store for Files {
                     heartbeat_us: wall,
                     alive,
                     broken_by: None,
-                });
+                };
+                store.own = alive.map(|_| holder.clone());
+                record.holder = Some(holder);
                 if let Err(error) = store.disk.save(&record) {
                     alive.into_iter().for_each(|id| store.forget(id));
                     return Err(error);
                 }
                 return Ok(granted);
             }
-            let own_parent =
-                record.holder.as_ref().is_some_and(|holder| request.parent.as_ref().is_some_and(|parent| *parent == holder.token));
-            if request.queue && !own_parent {
-                match place {
-                    Some(at) => record.line[at].woken_us = None,
-                    None => {
-                        let alive = store.prove_life(true)?;
-                        record.line.push(Waiter {
-                            token: claim.token.clone(),
-                            owner: request.owner.clone(),
-                            alive,
-                            since_us: Moment::now().0,
-                            woken_us: None,
-                        });
-                    }
-                }
-                if record.holder.is_none() {
-                    store.wake_first(&mut record);
-                }
-                store.disk.save(&record)?;
-            }
-            let holders = Self::holdings(&record);
-            let soonest = holders.iter().map(|holding| holding.expires_in + Duration::from_millis(1)).min();
-            let look = if ahead == 0 { FIRST_LOOKS } else { OTHERS_LOOK };
-            Ok(Acquired::Busy {
-                waiting: u32::try_from(record.line.len()).unwrap_or(u32::MAX),
-                retry_in: if ahead == 0 { soonest.unwrap_or(look).clamp(Duration::from_millis(200), look) } else { look },
-                holders,
-                own_parent,
-            })
+            store.busy(&mut record, request, false)
         })
     }
 
     fn refresh(&mut self, claim: &Claim, ttl: Duration) -> Result<Refreshed, StoreError> {
         self.under_lock(&claim.name, |store| {
             let (mut record, _) = store.load(&claim.name)?;
+            store.restore(&mut record, claim);
             match &mut record.holder {
                 Some(holder) if holder.token == claim.token => {
                     if let Some(by) = &holder.broken_by {
@@ -285,6 +335,7 @@ impl Store for Files {
     fn release(&mut self, claim: &Claim, by: Keeping) -> Result<Released, StoreError> {
         let (answer, sweep) = self.under_lock(&claim.name, |store| {
             let (mut record, _) = store.load(&claim.name)?;
+            store.restore(&mut record, claim);
             let left = store.leave_line(&mut record, &claim.token);
             let answer = match record.holder.take() {
                 Some(holder) if holder.token == claim.token && by == Keeping::Lease && holder.alive.is_some() => {
@@ -319,6 +370,10 @@ impl Store for Files {
         self.under_lock(name, |store| {
             let (mut record, _) = store.load(name)?;
             let broken = Self::holdings(&record);
+            if broken.is_empty() && store.is_alive(holder_byte(name)) {
+                let why = "a live dlock run has it, and its record was lost; it puts it back at its next heartbeat: try again then";
+                return Err(StoreError::Unavailable(format!("{}: {why}", store.disk.record_path(name.as_str()).display())));
+            }
             if let Some(holder) = &mut record.holder {
                 holder.broken_by = Some(by.clone());
                 let lives = holder.alive.is_some_and(|id| store.is_alive(id));
@@ -334,41 +389,27 @@ impl Store for Files {
 
     fn status(&mut self, name: &Name, claim: Option<&Claim>) -> Result<Status, StoreError> {
         // Reads without the bucket lock where it can't be had: a read-only directory still answers.
-        let looked = self.under_lock(name, |store| Ok(Self::state(&store.load(name)?.0, claim)));
+        let looked = self.under_lock(name, |store| Ok(store.state(&store.load(name)?.0, claim)));
         match looked {
-            Err(StoreError::Denied(_)) if self.disk.dir.is_dir() => Ok(Self::state(&self.load(name)?.0, claim)),
+            Err(StoreError::Denied(_)) if self.disk.dir.is_dir() => Ok(self.state(&self.load(name)?.0, claim)),
             looked => looked,
         }
     }
 
     fn list(&mut self, prefix: &str) -> Result<Vec<Status>, StoreError> {
-        let dir = self.disk.dir.join("locks");
-        let entries = match fs::read_dir(&dir) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(trouble(&dir, &error)),
-        };
         let mut all = Vec::new();
-        for entry in entries.flatten().filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b".")) {
-            let name = fs::read(entry.path()).ok().and_then(|bytes| Record::parse(&bytes)).map(|record| record.name);
-            if let Some(name) = name.filter(|name| name.as_str().starts_with(prefix)) {
-                let status = self.status(&name, None)?;
-                if !status.holders.is_empty() || !status.waiters.is_empty() {
-                    all.push(status);
-                }
+        for name in self.disk.names()?.into_iter().filter(|name| name.as_str().starts_with(prefix)) {
+            let status = self.status(&name, None)?;
+            if !status.holders.is_empty() || !status.waiters.is_empty() {
+                all.push(status);
             }
         }
         all.sort_by(|a, b| a.name.as_str().cmp(b.name.as_str()));
         Ok(all)
     }
 
-    fn await_change(&mut self, claim: &Claim, at_most: Duration) -> Result<(), StoreError> {
-        let waiters = match self.disk.read(&claim.name)? {
-            Found::Record(record) => record.line,
-            Found::Nothing | Found::Broken(_) => Vec::new(),
-        };
-        let own = waiters.iter().find(|waiter| waiter.token == claim.token);
-        match own.and_then(|own| self.proofs.get(&own.alive)?.pipe.as_ref()) {
+    fn await_change(&mut self, _claim: &Claim, at_most: Duration) -> Result<(), StoreError> {
+        match self.proofs.values().find_map(|proof| proof.pipe.as_ref()) {
             Some(mut pipe) => {
                 sys::wait_readable(&[pipe.as_raw_fd()], Some(at_most)).map_err(|error| StoreError::Unavailable(error.to_string()))?;
                 let _ = pipe.read(&mut [0; 64]);

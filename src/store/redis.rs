@@ -28,7 +28,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Opens a store; the first call connects.
 pub fn open(url: &str) -> Result<Box<dyn Store>, StoreError> {
     let target = Target::parse(url).map_err(StoreError::Denied)?;
-    Ok(Box::new(Redis { target, connection: None, op: CONNECT, connect: CONNECT }))
+    Ok(Box::new(Redis { target, connection: None, op: CONNECT, connect: CONNECT, resent: false }))
 }
 
 /// Braces choose a cluster slot and end our side keys' names, so a name keeps none.
@@ -50,6 +50,8 @@ struct Redis {
     op: Duration,
     /// Connecting before a lease is held may take longer than a call afterwards.
     connect: Duration,
+    /// The last request was sent twice: the first answer got lost.
+    resent: bool,
 }
 
 impl Redis {
@@ -97,6 +99,7 @@ impl Redis {
     fn ask<T>(&mut self, wait: Duration, question: impl Fn(&mut Connection) -> RedisResult<T>) -> RedisResult<T> {
         let wait = wait.max(Duration::from_millis(1));
         let start = Moment::now();
+        self.resent = false;
         loop {
             let reused = self.connection.take();
             let was_reused = reused.is_some();
@@ -113,6 +116,7 @@ impl Redis {
                     if !was_reused || start.until(Moment::now()) >= wait {
                         return Err(error);
                     }
+                    self.resent = true;
                 }
                 answer => {
                     self.connection = Some(connection);
@@ -168,11 +172,15 @@ impl Redis {
             (Some(code), Some(detail)) => format!("{code} {detail}"),
             _ => error.to_string(),
         };
-        if let Some(end) = words.find(", script: ").or_else(|| words.find(" script: ")) {
-            words.truncate(end);
+        // What follows repeats the script, or arguments and with them the password.
+        for rest in [", script: ", " script: ", ", with args beginning with"] {
+            words.truncate(words.find(rest).unwrap_or(words.len()));
         }
+        // One sentence of the server's is enough: protected mode has fifteen.
+        words.truncate(words.find(". ").unwrap_or(words.len()));
         words.truncate(words.trim_end_matches('.').len());
         if let Some(password) = self.target.password.as_deref().filter(|text| text.len() > 3) {
+            // (a shorter one would tear words, and is in none of the server's sentences that are left)
             words = words.replace(password, "***");
         }
         let has = |text: &str| words.contains(text);
@@ -183,8 +191,12 @@ impl Redis {
         if login.iter().any(|code| has(code)) {
             return StoreError::Denied(format!("{shown}: {words}; give the password by DLOCK_PASSWORD"));
         }
-        if has("NOPERM") || has("WRONGTYPE") || has("DB index is out of range") {
+        let person = ["NOPERM", "WRONGTYPE", "DENIED", "DB index is out of range", "can't run this command", "unknown command"];
+        if person.iter().any(|code| has(code)) {
             return StoreError::Denied(format!("{shown}: {words}"));
+        }
+        if error.kind() == redis::ErrorKind::Parse {
+            return StoreError::Denied(format!("{shown}: {words}; is this a Redis server?"));
         }
         if let (Place::Unix(path), true) = (&self.target.place, has("Permission denied") || has("os error 13")) {
             return StoreError::Denied(format!("{shown}: {words}; this user may not use the socket {path}"));
@@ -338,6 +350,8 @@ impl Store for Redis {
         self.wake(&claim.name, word(&answer, 1));
         match (word(&answer, 0).as_deref(), holding(&answer, 2)) {
             (Some("freed"), _) => Ok(Released::Freed),
+            // The first answer got lost, and it was this one.
+            (Some("absent"), _) if self.resent => Ok(Released::Freed),
             (Some("absent" | "foreign"), holder) => Ok(Released::NotHeld(holder.map(Box::new))),
             (Some("kept"), Some(holder)) => Ok(Released::Kept(Box::new(holder))),
             _ => Err(self.strange()),

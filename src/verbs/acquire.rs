@@ -6,7 +6,7 @@ use crate::args::TakeArgs;
 use crate::config::Format;
 use crate::keeper::Keeper;
 use crate::outcome::Outcome;
-use crate::signals::{self, Signals};
+use crate::signals::Signals;
 use crate::supervise::{let_go, obtain};
 use crate::{config, report, store};
 
@@ -29,9 +29,9 @@ pub fn run(args: TakeArgs, format: Option<&str>, config_file: Option<&Path>) -> 
         Ok(lease) => lease,
         Err(outcome) => return outcome,
     };
-    if let Some(signal) = std::iter::from_fn(|| signals.next()).find(|signal| signals::ends(*signal)) {
-        let_go(&keeper, &signals, false, &say);
-        return Outcome::Signalled(signal.number);
+    if let Some(number) = signals.told() {
+        let_go(&keeper, false, &say);
+        return Outcome::Signalled(number);
     }
     let text = match format {
         Format::Token => format!("{}\n", lease.claim.token.as_str()),
@@ -41,7 +41,7 @@ pub fn run(args: TakeArgs, format: Option<&str>, config_file: Option<&Path>) -> 
     };
     let outcome = report::print(&text, Outcome::Done);
     if outcome != Outcome::Done {
-        let_go(&keeper, &signals, false, &say);
+        let_go(&keeper, false, &say);
     }
     outcome
 }

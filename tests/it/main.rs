@@ -4,6 +4,7 @@
 mod acquire; // acquire, status and list on every store
 mod config; // options over environment over files
 mod conformance; // the contract of a store, one test a promise a store
+mod disk; // what can happen to the files of a store
 mod generated; // man pages, completions and README against the code
 mod harness; // stores of their own for each test, and the binary with a pinned environment
 mod job; // the verbs inside a job, what is printed for scripts
@@ -14,4 +15,5 @@ mod redis; // a real redis-server for one test
 mod run; // run: exit status, environment, signals, waiting, loss
 mod stores; // run on every store, and what only Redis can do
 mod tidy; // the house rules
+mod tree; // signals, sweeps and orphans
 mod usage; // what is refused before anything is contacted

@@ -15,12 +15,16 @@ pub struct Redis {
 
 impl Redis {
     pub fn start() -> Redis {
+        Redis::start_with(&[])
+    }
+
+    pub fn start_with(options: &[&str]) -> Redis {
         let dir = tempfile::tempdir().unwrap();
         for _ in 0..5 {
             let port = free_port();
             let words = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port", &port.to_string()];
             let mut command = Command::new("redis-server");
-            command.args(words).arg("--dir").arg(dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            command.args(words).args(options).arg("--dir").arg(dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
             let mut server = command.spawn().unwrap_or_else(|error| match error.kind() {
                 ErrorKind::NotFound => panic!("the tests need redis-server: install the package redis-server"),
                 _ => panic!("redis-server: {error}"),

@@ -117,7 +117,9 @@ fn files_open_with_what_they_are_for_and_stay_readable() {
     for (path, text) in sources("src").into_iter().chain(sources("tests")) {
         let shown = path.display();
         assert!(text.starts_with("//! "), "{shown}: opens with no paragraph");
-        assert!(text.lines().count() <= 450, "{shown}: more than 450 lines: is there a second idea in it?");
+        // sys.rs holds every `unsafe` there is, and so is allowed its length.
+        let limit = if path.ends_with("sys.rs") { 700 } else { 450 };
+        assert!(text.lines().count() <= limit, "{shown}: more than {limit} lines: is there a second idea in it?");
         let mut began = 0;
         for (number, line) in text.lines().enumerate() {
             if line.trim_start().starts_with("fn ") || line.contains(" fn ") {

@@ -4,17 +4,19 @@
 //! be read is told as such: a run that died on a full disk may have left it, or somebody's hand.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::PathBuf;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, chown};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::place::{digest, encode, trouble};
+use super::place::{decode, digest, encode, trouble};
+use super::random;
 use crate::clock::Moment;
 use crate::lock::{Mode, Name, Owner, Token};
 use crate::store::StoreError;
+use crate::sys;
 
 /// The layout of a record; another one is refused, never guessed at.
 const LAYOUT: u32 = 1;
@@ -34,7 +36,7 @@ pub struct Record {
 }
 
 /// Who holds it.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Holder {
     pub token: Token,
     pub owner: Owner,
@@ -44,7 +46,7 @@ pub struct Holder {
     pub deadline_us: u64,
     pub acquired_at_us: u64,
     pub heartbeat_us: u64,
-    /// The byte whose kernel lock proves that this holder lives; none for `acquire`.
+    /// The byte whose kernel lock proves that this holder lives, by its name; none for `acquire`.
     pub alive: Option<u64>,
     #[serde(default)]
     pub broken_by: Option<Owner>,
@@ -67,9 +69,18 @@ impl Record {
         Record { layout: LAYOUT, name: name.clone(), boot: boot.to_owned(), holder: None, line: Vec::new(), fence: 0 }
     }
 
-    /// Reads the bytes of a file; the end of its page is blank.
-    pub fn parse(bytes: &[u8]) -> Option<Record> {
-        serde_json::from_slice(bytes.trim_ascii_end()).ok()
+    /// Reads the bytes of a file; the end of its page is blank. A record of another layout, whatever its
+    /// shape, is told by its number.
+    pub fn parse(bytes: &[u8]) -> Result<Record, Option<u32>> {
+        #[derive(Deserialize)]
+        struct Layout {
+            layout: u32,
+        }
+        let text = bytes.trim_ascii_end();
+        match serde_json::from_slice::<Record>(text) {
+            Ok(record) if record.layout == LAYOUT => Ok(record),
+            _ => Err(serde_json::from_slice::<Layout>(text).ok().map(|found| found.layout)),
+        }
     }
 }
 
@@ -99,21 +110,29 @@ impl Disk {
         self.dir.join("line").join(format!("{id:016x}"))
     }
 
-    /// The mode of a new file: readable and writable by whom the directory is.
-    pub fn file_mode(&self) -> u32 {
-        fs::metadata(&self.dir).map_or(0o600, |dir| dir.mode() & 0o666)
+    /// Makes a file or directory of the store, to be used by whom the store's directory is: with its
+    /// mode, and where root makes it in somebody's directory, with its owner. Nobody ever sees it half
+    /// made. (The umask is not in the way: `sys::own_umask`.)
+    pub fn make<T>(&self, path: &Path, make: impl FnOnce(&Path, u32) -> io::Result<T>) -> io::Result<T> {
+        let store = fs::metadata(&self.dir)?;
+        let mode = store.mode() & 0o777;
+        if sys::uid() != 0 || (store.uid(), store.gid()) == (0, 0) {
+            return make(path, mode);
+        }
+        let aside = path.with_file_name(format!(".{:016x}", random()));
+        let made = make(&aside, mode)?;
+        chown(&aside, Some(store.uid()), Some(store.gid())).and_then(|()| sys::rename_new(&aside, path)).inspect_err(|_| {
+            let _ = fs::remove_file(&aside).or_else(|_| fs::remove_dir(&aside));
+        })?;
+        Ok(made)
     }
 
-    /// Makes a directory of the store, writable to whom the store itself is.
+    /// Makes a directory of the store.
     pub fn ensure_dir(&self, sub: &str) -> Result<(), StoreError> {
         let path = self.dir.join(sub);
-        match fs::create_dir(&path) {
-            Ok(()) => {
-                let mode = fs::metadata(&self.dir).map_err(|error| trouble(&self.dir, &error))?.mode() & 0o777;
-                fs::set_permissions(&path, fs::Permissions::from_mode(mode)).map_err(|error| trouble(&path, &error))
-            }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            Err(error) => Err(trouble(&path, &error)),
+        match self.make(&path, |path, mode| fs::DirBuilder::new().mode(mode).create(path)) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(trouble(&path, &error)),
+            _ => Ok(()),
         }
     }
 
@@ -127,12 +146,9 @@ impl Disk {
             Err(error) => return Err(trouble(&path, &error)),
         }
         self.ensure_dir(sub)?;
-        let made = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+        let made = self.make(&path, |path, mode| OpenOptions::new().read(true).write(true).create_new(true).mode(mode & 0o666).open(path));
         match made {
-            Ok(file) => {
-                file.set_permissions(fs::Permissions::from_mode(self.file_mode())).map_err(|error| trouble(&path, &error))?;
-                Ok(file)
-            }
+            Ok(file) => Ok(file),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 OpenOptions::new().read(true).write(true).open(&path).map_err(|error| trouble(&path, &error))
             }
@@ -180,20 +196,32 @@ impl Disk {
     /// Reads a record.
     pub fn read(&self, name: &Name) -> Result<Found, StoreError> {
         let path = self.record_path(name.as_str());
-        match fs::read(&path) {
-            Ok(bytes) => match Record::parse(&bytes) {
-                Some(record) if record.layout != LAYOUT => Err(StoreError::Denied(format!(
-                    "{}: a record of layout {}, this dlock knows {LAYOUT}; use one version of dlock",
-                    path.display(),
-                    record.layout
-                ))),
-                Some(record) if record.name == *name => Ok(Found::Record(Box::new(record))),
-                Some(_) => Err(StoreError::Denied(format!("{}: holds another resource's record", path.display()))),
-                None => Ok(Found::Broken(path)),
+        let refused = |why: String| Err(StoreError::Denied(format!("{}: {why}", path.display())));
+        match read_regular(&path) {
+            Ok(Some(bytes)) => match Record::parse(&bytes) {
+                Ok(record) if record.name == *name => Ok(Found::Record(Box::new(record))),
+                Ok(_) => refused("holds another resource's record".into()),
+                Err(Some(layout)) if layout != LAYOUT => {
+                    refused(format!("a record of layout {layout}, this dlock knows {LAYOUT}; use one version of dlock"))
+                }
+                Err(_) => Ok(Found::Broken(path)),
             },
+            Ok(None) => refused("is no regular file; remove it".into()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Found::Nothing),
             Err(error) => Err(trouble(&path, &error)),
         }
+    }
+
+    /// The names of all records.
+    pub fn names(&self) -> Result<Vec<Name>, StoreError> {
+        let dir = self.dir.join("locks");
+        let entries = match fs::read_dir(&dir) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(trouble(&dir, &error)),
+        };
+        let files = entries.flatten().map(|entry| entry.path());
+        Ok(files.filter_map(|path| name_of(&path)).collect())
     }
 
     /// Writes a record. One that fits a page, as all but those with a long line do, is written in place
@@ -212,15 +240,33 @@ impl Disk {
             return Ok(());
         }
         self.ensure_dir("locks")?;
-        let aside = self.dir.join("locks").join(format!(".{:016x}", super::random()));
-        let written = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside).and_then(|mut file| {
-            file.write_all(&bytes)?;
-            file.set_permissions(fs::Permissions::from_mode(self.file_mode()))?;
-            fs::rename(&aside, &path)
-        });
+        let aside = self.dir.join("locks").join(format!(".{:016x}", random()));
+        let made = self.make(&aside, |path, mode| OpenOptions::new().write(true).create_new(true).mode(mode & 0o666).open(path));
+        let written = made.and_then(|mut file| file.write_all(&bytes)).and_then(|()| fs::rename(&aside, &path));
         written.map_err(|error| {
             let _ = fs::remove_file(&aside);
             trouble(&path, &error)
         })
     }
+}
+
+/// Reads a file; `None` for one that is no regular file, where reading could wait for ever.
+pub fn read_regular(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Ok(None);
+    }
+    let mut bytes = Vec::with_capacity(PAGE + 1); // one more: then the end is seen at once
+    file.read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
+
+/// Whose record a file is, by its file name; a long name is looked up in the record itself.
+pub fn name_of(path: &Path) -> Option<Name> {
+    let file = path.file_name()?.to_str()?;
+    if let Some(name) = decode(file) {
+        return Name::new(&name).ok();
+    }
+    // Not under the bucket lock, whose name this is to tell: a reader may see half of a change.
+    (0..10).find_map(|_| Some(Record::parse(&read_regular(path).ok()??).ok()?.name)).filter(|name| encode(name.as_str()) == file)
 }

@@ -6,9 +6,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::disk::Record;
-use super::place::trouble;
+use super::disk::name_of;
+use super::place::{digest, trouble};
 use super::{Files, random};
+use crate::lock::Name;
 use crate::store::StoreError;
 use crate::sys;
 
@@ -19,6 +20,12 @@ const UNUSED: Duration = Duration::from_secs(30 * 86_400);
 pub struct Proof {
     lock: File,
     pub pipe: Option<File>,
+}
+
+/// The byte that a holder of this name locks: its own, so that a live holder is known even where its
+/// record is lost. Those of waiters are random and even.
+pub fn holder_byte(name: &Name) -> u64 {
+    digest(name.as_str().as_bytes(), 1) << 2 | 2
 }
 
 impl Files {
@@ -34,23 +41,38 @@ impl Files {
         id.and_then(|id| self.proofs.get(&id)).is_none_or(|proof| self.disk.is_still(&proof.lock, "alive", "bytes"))
     }
 
-    /// Takes the kernel lock of a random byte for as long as this process (and store) lives.
-    pub fn prove_life(&mut self, with_pipe: bool) -> Result<u64, StoreError> {
+    /// Takes the kernel lock of a holder of this name; false if another process has it.
+    pub fn prove_holder(&mut self, name: &Name) -> Result<bool, StoreError> {
+        self.lock_byte(holder_byte(name), false)
+    }
+
+    /// Takes the kernel lock of some byte, for a waiter, and makes the pipe that it sleeps on.
+    pub fn prove_waiter(&mut self) -> Result<u64, StoreError> {
+        loop {
+            let id = random();
+            if self.lock_byte(id, true)? {
+                return Ok(id);
+            }
+        }
+    }
+
+    /// Takes the kernel lock of a byte for as long as this process (and store) lives.
+    fn lock_byte(&mut self, id: u64, with_pipe: bool) -> Result<bool, StoreError> {
         let path = self.disk.dir.join("alive").join("bytes");
         let lock = self.disk.open_shared("alive", "bytes")?;
-        let mut id = random();
-        while !sys::lock_byte(&lock, id).map_err(|error| trouble(&path, &error))? {
-            id = random();
+        if !sys::lock_byte(&lock, id).map_err(|error| trouble(&path, &error))? {
+            return Ok(false);
         }
         let pipe = if with_pipe { Some(self.make_pipe(id)?) } else { None };
         self.proofs.insert(id, Proof { lock, pipe });
-        Ok(id)
+        Ok(true)
     }
 
     fn make_pipe(&self, id: u64) -> Result<File, StoreError> {
         self.disk.ensure_dir("line")?;
         let path = self.disk.pipe_path(id);
-        sys::make_fifo(&path, self.disk.file_mode())
+        self.disk
+            .make(&path, |path, mode| sys::make_fifo(path, mode & 0o666))
             .and_then(|()| OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&path))
             .map_err(|error| trouble(&path, &error))
     }
@@ -70,9 +92,10 @@ impl Files {
         };
         let paths = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
         for path in paths(self.disk.dir.join("locks")).filter(|path| old(path)) {
-            let name = fs::read(&path).ok().and_then(|bytes| Record::parse(&bytes)).map(|record| record.name);
-            let Some(name) = name else {
-                let _ = fs::remove_file(&path); // half a record, or one never renamed
+            let Some(name) = name_of(&path) else {
+                if path.file_name().is_some_and(|file| file.as_encoded_bytes().starts_with(b".")) {
+                    let _ = fs::remove_file(&path); // one that was never renamed
+                }
                 continue;
             };
             let _ = self.under_lock(&name, |store| {

@@ -85,6 +85,11 @@ pub fn encode(name: &str) -> String {
     out
 }
 
+/// The name that a file name was made from; `None` for one with a digest, and for what is no record.
+pub fn decode(file: &str) -> Option<String> {
+    percent_decoded(file).filter(|name| encode(name) == file)
+}
+
 /// FNV-1a, 64 bits (draft-eastlake-fnv): the same in every version of dlock, unlike std's hasher.
 pub fn digest(bytes: &[u8], seed: u64) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325 ^ seed, |sum, &byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
@@ -100,6 +105,8 @@ mod tests {
         let mut files: Vec<String> = names.iter().map(|name| encode(name)).collect();
         let long = "x".repeat(254);
         files.extend([encode(&format!("{long}1")), encode(&format!("{long}2")), encode(&"日".repeat(85))]);
+        assert!(names.iter().all(|name| decode(&encode(name)).as_deref() == Some(name)));
+        assert!(decode(".0123456789abcdef").is_none() && decode(&encode(&long)).is_none() && decode(&encode(&"日".repeat(85))).is_none());
         assert!(files.iter().all(|file| !file.contains('/') && !file.starts_with('.') && file.len() <= 200));
         files.sort();
         let all = files.len();

@@ -35,22 +35,26 @@ if value == token then
 end
 
 -- Everybody was told when to ask again; who has not, by far, is gone. The limit is the one that held
--- when the waiter last asked: one that moved up since still follows the old, slow rhythm.
-local line = {}
+-- when the waiter last asked: one that moved up since still follows the old, slow rhythm. Who does not
+-- wait does not wait for the dead either: it minds only whom the last three seconds have seen.
+local line, lively = {}, {}
 for _, w in ipairs(redis.call("ZRANGE", LINE, 0, -1)) do
-  local due = string.match(redis.call("HGET", SEEN, w) or "", "^(%d+) ")
+  local due, asked = string.match(redis.call("HGET", SEEN, w) or "", "^(%d+) %d+ (%d+) ")
   if due and tonumber(due) >= now_ms then
     line[#line + 1] = w
+    if tonumber(asked) >= now_ms - 3000 then lively[#lively + 1] = w end
   else
     redis.call("ZREM", LINE, w)
     redis.call("HDEL", SEEN, w)
   end
 end
 
-if not value and (line[1] == nil or line[1] == token)
-  and redis.call("SET", K, token, "NX", "PX", ttl) then
+local ahead = queue and line or lively
+if not value and (ahead[1] == nil or ahead[1] == token) then
+  local fence = record() -- first: what may be refused by an ACL must not leave a key without a record
+  redis.call("SET", K, token, "NX", "PX", ttl)
   leave()
-  return {"granted", record()}
+  return {"granted", fence}
 end
 
 local own_parent = 0
@@ -70,7 +74,8 @@ if queue and own_parent == 0 then
   else
     since = tonumber(string.match(redis.call("HGET", SEEN, token), "^%d+ (%d+) "))
   end
-  redis.call("HSET", SEEN, token, int(now_ms + (near and 3000 or 45000)) .. " " .. int(since) .. " " .. ARGV[11])
+  local due = int(now_ms + (near and 3000 or 45000))
+  redis.call("HSET", SEEN, token, due .. " " .. int(since) .. " " .. int(now_ms) .. " " .. ARGV[11])
   redis.call("PEXPIRE", LINE, 60000)
   redis.call("PEXPIRE", SEEN, 60000)
 end

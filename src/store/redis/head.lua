@@ -23,7 +23,7 @@ if kind == "string" then value = redis.call("GET", K) end
 -- was woken has three seconds to ask, however rarely it was told to ask before.
 local function first_waiter()
   for _, w in ipairs(redis.call("ZRANGE", LINE, 0, -1)) do
-    local due, since, who = string.match(redis.call("HGET", SEEN, w) or "", "^(%d+) (%d+) (.*)$")
+    local due, since, who = string.match(redis.call("HGET", SEEN, w) or "", "^(%d+) (%d+ %d+) (.*)$")
     if due and tonumber(due) >= now_ms then
       redis.call("HSET", SEEN, w, int(math.min(tonumber(due), now_ms + 3000)) .. " " .. since .. " " .. who)
       return w

@@ -3,7 +3,7 @@
 if kind ~= "none" and (not value or redis.call("PTTL", K) == -1) then return {"odd", kind} end
 local waiters = {}
 for _, w in ipairs(redis.call("ZRANGE", LINE, 0, -1)) do
-  local due, since, who = string.match(redis.call("HGET", SEEN, w) or "", "^(%d+) (%d+) (.*)$")
+  local due, since, who = string.match(redis.call("HGET", SEEN, w) or "", "^(%d+) (%d+) %d+ (.*)$")
   if due and tonumber(due) >= now_ms then
     waiters[#waiters + 1] = {who, math.max(0, now_ms - tonumber(since))}
   end
