@@ -153,7 +153,7 @@ impl Child {
         if self.own_group && self.ended.is_none() {
             let _ = sys::kill(-self.pid, signal);
         }
-        for pid in descendants() {
+        for pid in descendants(sys::own_pid()) {
             let _ = sys::kill(pid, signal);
         }
     }
@@ -193,17 +193,25 @@ fn processes() -> HashMap<i32, Entry> {
     .collect()
 }
 
-/// The living descendants of this process. Orphans among them have come back to it, the subreaper.
-fn descendants() -> Vec<i32> {
+/// Kills processes: stops all first, so that nothing forks away meanwhile.
+pub fn kill(pids: &[i32]) {
+    for signal in [libc::SIGSTOP, libc::SIGKILL] {
+        for pid in pids {
+            let _ = sys::kill(*pid, signal);
+        }
+    }
+}
+
+/// The living descendants of a process. Orphans among them have come back to it, if it is a subreaper.
+pub fn descendants(root: i32) -> Vec<i32> {
     let all = processes();
-    let me = i32::try_from(std::process::id()).unwrap_or(i32::MAX);
-    let mut found = vec![me];
+    let mut found = vec![root];
     let mut next = 0;
     while let Some(&parent) = found.get(next) {
         found.extend(all.iter().filter(|(_, entry)| entry.parent == parent).map(|(pid, _)| *pid));
         next += 1;
     }
-    found.retain(|pid| *pid != me && all.get(pid).is_some_and(|entry| !entry.dead));
+    found.retain(|pid| *pid != root && all.get(pid).is_some_and(|entry| !entry.dead));
     found
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::clock::wall_us;
+use crate::guard::Deed;
 use crate::lock::{Claim, Holding, Keeping, Lease, Mode, Name, Owner, duration_words};
 use crate::outcome::Outcome;
 use crate::store::{self, After, Lost, Status, StoreError};
@@ -212,6 +213,13 @@ impl Voice {
             Event::Stopping(Why::Lost) => say_beside("stopping the command"),
             Event::Stopping(Why::Silent) => {
                 say_beside(&format!("lock on '{name}' could not be renewed in time at {}: stopping the command", self.store));
+            }
+            Event::Stopping(Why::Orphaned) => say_beside("dlock was killed: killing the command"),
+            Event::Guarded(Deed::Orphaned) => {
+                say_beside(&format!("the process that kept '{name}' was killed: ended the command and all that it had started"));
+            }
+            Event::Guarded(Deed::Stalled) => {
+                say_beside(&format!("the process that keeps '{name}' stands still: killed the command before its lease was over"));
             }
             Event::Stopping(Why::Overran) => say_beside("stopping the command after --max-runtime"),
             Event::NotReleased(words) => say_beside(&format!("could not release '{name}', it expires by itself: {words}")),

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::child::{self, Child};
 use crate::clock::Moment;
 use crate::config::{Run, Take};
+use crate::guard::{self, Deed, Link, Side};
 use crate::keeper::{Keeper, News};
 use crate::lock::Lease;
 use crate::outcome::Outcome;
@@ -39,19 +40,23 @@ pub enum Event<'a> {
     Stopping(Why),
     /// The release failed: the lease runs out by itself.
     NotReleased(&'a str),
+    /// The guard had to act.
+    Guarded(Deed),
     /// The system refused something.
     Trouble(&'a str),
 }
 
 /// How long the release may take.
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
+/// And how long from a signal on.
+const HURRIED_LIMIT: Duration = Duration::from_millis(200);
 /// How long one request may take before a lease is held, name resolution included (contract 8).
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 /// How often a killed tree is looked at until it is gone.
 const SWEEP: Duration = Duration::from_millis(5);
 
 /// Waits for the lease. A signal meanwhile leaves nothing behind.
-pub fn obtain(take: &Take, keeper: &Keeper, signals: &Signals, say: &dyn Fn(Event)) -> Result<Lease, Outcome> {
+pub fn obtain(take: &Take, keeper: &Keeper, signals: &Signals, link: Option<&Link>, say: &dyn Fn(Event)) -> Result<Lease, Outcome> {
     let failed = |error: StoreError| {
         say(Event::Failed(&error));
         match error {
@@ -67,7 +72,8 @@ pub fn obtain(take: &Take, keeper: &Keeper, signals: &Signals, say: &dyn Fn(Even
             give_up(take, keeper);
             return Err(Outcome::System);
         }
-        if let Some(number) = signals.told() {
+        let orphaned = link.is_some_and(Link::is_orphaned).then_some(libc::SIGKILL);
+        if let Some(number) = signals.told().or(orphaned) {
             give_up(take, keeper);
             return Err(Outcome::Signalled(number));
         }
@@ -120,12 +126,15 @@ fn give_up(take: &Take, keeper: &Keeper) {
     }
 }
 
-/// Releases, bounded, and says so where it failed. It never changes the status, and no signal ends it:
-/// what comes now comes too late to stop anything.
-pub fn let_go(keeper: &Keeper, lost: bool, say: &dyn Fn(Event)) {
+/// Releases, bounded, and says so where it failed. It never changes the status; a signal that comes now
+/// comes too late to stop anything, and only makes it hurry.
+pub fn let_go(keeper: &Keeper, signals: &Signals, lost: bool, say: &dyn Fn(Event)) {
     keeper.release();
-    let end = Moment::now() + RELEASE_LIMIT;
+    let mut end = Moment::now() + RELEASE_LIMIT;
     loop {
+        if signals.told().is_some() {
+            end = end.min(Moment::now() + HURRIED_LIMIT);
+        }
         for news in keeper.news() {
             match news {
                 News::Released(answer) => {
@@ -142,7 +151,8 @@ pub fn let_go(keeper: &Keeper, lost: bool, say: &dyn Fn(Event)) {
             }
         }
         let left = Moment::now().until(end);
-        if left.is_zero() || sys::wait_readable(&[keeper.wake().as_raw_fd()], Some(left)).is_err() {
+        let fds = [keeper.wake().as_raw_fd(), signals.fd().as_raw_fd()];
+        if left.is_zero() || sys::wait_readable(&fds, Some(left)).is_err() {
             if !lost {
                 say(Event::NotReleased("no answer in time"));
             }
@@ -153,24 +163,44 @@ pub fn let_go(keeper: &Keeper, lost: bool, say: &dyn Fn(Event)) {
 
 /// Takes the lock, runs the command under it, releases; and how it all ended.
 pub fn run(run: Run, path: &Path, command: &[OsString], handed_store: String, say: &dyn Fn(Event)) -> Outcome {
-    let trouble = |error: io::Error| {
+    let trouble = |error: &io::Error| {
         say(Event::Trouble(&error.to_string()));
         Outcome::System
     };
-    // All that may fail is made before the lease is asked for.
-    let prepared = child::can_be_watched()
+    let split = child::can_be_watched()
         .and_then(|()| Signals::block())
-        .and_then(|signals| Ok((signals, sys::timer()?)))
-        .and_then(|made| sys::become_subreaper().map(|()| made))
-        .and_then(|(signals, timer)| {
-            let take = &run.take;
-            Ok((signals, timer, Keeper::start(take.store.clone(), take.request.clone(), take.patience, Some(run.pace))?))
-        });
-    let (signals, timer, keeper) = match prepared {
-        Ok(prepared) => prepared,
-        Err(error) => return trouble(error),
+        .and_then(|signals| Ok((guard::split(&signals, &|deed| say(Event::Guarded(deed)))?, signals)));
+    let (link, signals) = match split {
+        Ok((Side::Guard(outcome), _)) => return outcome,
+        Ok((Side::Supervisor(link), signals)) => (link, signals),
+        Err(error) => return trouble(&error),
     };
-    let lease = match obtain(&run.take, &keeper, &signals, say) {
+    let outcome = supervise(&run, path, command, handed_store, &link, &signals, say);
+    link.done();
+    outcome
+}
+
+fn supervise(
+    run: &Run,
+    path: &Path,
+    command: &[OsString],
+    handed_store: String,
+    link: &Link,
+    signals: &Signals,
+    say: &dyn Fn(Event),
+) -> Outcome {
+    // All that may fail is made before the lease is asked for.
+    let take = &run.take;
+    let prepared =
+        sys::timer().and_then(|timer| Ok((timer, Keeper::start(take.store.clone(), take.request.clone(), take.patience, Some(run.pace))?)));
+    let (timer, keeper) = match prepared {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            say(Event::Trouble(&error.to_string()));
+            return Outcome::System;
+        }
+    };
+    let lease = match obtain(take, &keeper, signals, Some(link), say) {
         Ok(lease) => lease,
         Err(outcome) => return outcome,
     };
@@ -179,12 +209,12 @@ pub fn run(run: Run, path: &Path, command: &[OsString], handed_store: String, sa
     let deadline = (!store::kept_by_life(&run.take.store)).then_some(lease.deadline);
     let mut watch = Watch::new(run.pace, deadline, overrun, run.stop_on_loss);
     // A signal that came with the grant, or a lease that is almost over: never start.
-    if let Some(number) = signals.told() {
-        let_go(&keeper, false, say);
+    if let Some(number) = signals.told().or(link.is_orphaned().then_some(libc::SIGKILL)) {
+        let_go(&keeper, signals, false, say);
         return Outcome::Signalled(number);
     }
     if !matches!(watch.tick(began), Action::Nothing) {
-        let_go(&keeper, true, say);
+        let_go(&keeper, signals, true, say);
         let shown = store::shown(&run.take.store);
         let late = format!("{shown}: the answer came too late to use the lease; use a longer --ttl");
         say(Event::Failed(&StoreError::Unavailable(late)));
@@ -194,12 +224,15 @@ pub fn run(run: Run, path: &Path, command: &[OsString], handed_store: String, sa
         Ok(child) => child,
         Err((outcome, words)) => {
             say(Event::Trouble(&words));
-            let_go(&keeper, false, say);
+            let_go(&keeper, signals, false, say);
             return outcome;
         }
     };
-    let mut session =
-        Session { child, keeper: &keeper, signals: &signals, timer: &timer, watch, told: false, lost: false, gone: false, say };
+    link.kill_at(watch.last());
+    // From here on a KILL of the caller's group is for the guard alone. (It can't fail: a forked process
+    // leads no group.)
+    let _ = sys::own_session();
+    let mut session = Session { child, keeper: &keeper, signals, link, timer: &timer, watch, told: false, lost: false, gone: false, say };
     session.run();
     session.finish(run.pace.grace, run.release)
 }
@@ -221,6 +254,7 @@ struct Session<'a> {
     child: Child,
     keeper: &'a Keeper,
     signals: &'a Signals,
+    link: &'a Link,
     timer: &'a OwnedFd,
     watch: Watch,
     /// A signal that ends things was passed on, or the terminal gave it to the command.
@@ -248,7 +282,7 @@ impl Session<'_> {
     fn finish(mut self, grace: Duration, release: bool) -> Outcome {
         self.hear(); // also what came together with the end
         let mut ended = Moment::now();
-        let pid_1 = std::process::id() == 1;
+        let pid_1 = self.link.is_first_process();
         if self.told || self.watch.why().is_some() || pid_1 {
             let kill_at = ended + if self.told { grace } else { Duration::ZERO };
             if self.watch.why().is_none() {
@@ -268,12 +302,12 @@ impl Session<'_> {
         }
         self.lost |= !self.watch.provable(ended);
         if release {
-            let_go(self.keeper, self.lost, self.say);
+            let_go(self.keeper, self.signals, self.lost, self.say);
         }
         let own = self.child.reap();
         match self.watch.why() {
             Some(Why::Overran) => Outcome::Overran,
-            Some(Why::Silent | Why::Lost) => Outcome::Lost,
+            Some(Why::Silent | Why::Lost | Why::Orphaned) => Outcome::Lost,
             None if self.lost && own == Outcome::Ended(0) => Outcome::Lost,
             None => own,
         }
@@ -281,6 +315,11 @@ impl Session<'_> {
 
     /// One look at everything, the clock first. Tells whether the tree is being killed.
     fn turn(&mut self) -> bool {
+        if self.link.is_orphaned() && self.watch.why() != Some(Why::Orphaned) {
+            self.watch.orphaned(Moment::now());
+            self.child.kill_tree();
+            (self.say)(Event::Stopping(Why::Orphaned));
+        }
         let action = self.watch.tick(Moment::now());
         match action {
             Action::Nothing => {}
@@ -298,7 +337,10 @@ impl Session<'_> {
     fn hear(&mut self) {
         for news in self.keeper.news() {
             match news {
-                News::Kept(deadline) => self.watch.kept(deadline),
+                News::Kept(deadline) => {
+                    self.watch.kept(deadline);
+                    self.link.kill_at(self.watch.last());
+                }
                 News::Late(error) => (self.say)(Event::Late(&error)),
                 News::Lost(why) => self.lose(&why),
                 News::Gone if !self.gone => {

@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 #[cfg(not(target_os = "linux"))]
@@ -206,7 +206,9 @@ pub fn read_signal(fd: &OwnedFd) -> Option<Signal> {
         let mut info: libc::signalfd_siginfo = std::mem::zeroed();
         let size = size_of::<libc::signalfd_siginfo>();
         let read = libc::read(fd.as_raw_fd(), (&raw mut info).cast(), size);
-        (read == size as isize).then_some(Signal { number: info.ssi_signo as i32, from_kernel: info.ssi_code == 0x80 })
+        let by_guard = info.ssi_code == libc::SI_QUEUE && info.ssi_pid as i32 == parent() && info.ssi_int as usize == PASSED_FROM_KERNEL;
+        let from_kernel = by_guard || info.ssi_code == libc::SI_KERNEL;
+        (read == size as isize).then_some(Signal { number: info.ssi_signo as i32, from_kernel })
     }
 }
 
@@ -396,6 +398,71 @@ pub fn wait(pid: i32) -> io::Result<Ended> {
         }
     }
 }
+
+/// Splits this process in two: the child's pid in the parent, `None` in the child. There must be one
+/// thread only: the child would inherit the locks of all others, and not them.
+pub fn fork() -> io::Result<Option<i32>> {
+    // SAFETY: the caller has a single thread, so the child may go on like any other process.
+    let pid = check(unsafe { libc::fork() })?;
+    Ok((pid != 0).then_some(pid))
+}
+
+/// A few words of memory that this process shares with those that it forks.
+pub struct Page(pub [AtomicU64; 8]);
+
+/// Maps such words, zeroed, for as long as the process lives.
+pub fn shared_page() -> io::Result<&'static Page> {
+    // SAFETY: a new mapping of at least that size, aligned to a page, never unmapped; all-zero is a
+    // valid Page.
+    unsafe {
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        let at = libc::mmap(std::ptr::null_mut(), size_of::<Page>(), libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+        if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(&*at.cast::<Page>()) }
+    }
+}
+
+/// The pid of this process.
+pub fn own_pid() -> i32 {
+    // SAFETY: always succeeds.
+    unsafe { libc::getpid() }
+}
+
+/// The pid of its parent.
+pub fn parent() -> i32 {
+    // SAFETY: always succeeds.
+    unsafe { libc::getppid() }
+}
+
+/// The name that ps and killall know this process by; at most 15 bytes are kept.
+pub fn rename(name: &CStr) {
+    // SAFETY: `name` ends with NUL.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+}
+
+/// Has the kernel send a signal when the parent dies (PR_SET_PDEATHSIG). Its parent may be dead already.
+pub fn signal_on_parents_death(signal: i32) -> io::Result<()> {
+    // SAFETY: changes one attribute of this process.
+    check(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal) })?;
+    Ok(())
+}
+
+/// Puts this process into a session of its own (setsid(2)); it fails for the leader of a group.
+pub fn own_session() -> io::Result<()> {
+    // SAFETY: changes one attribute of this process.
+    check(unsafe { libc::setsid() })?;
+    Ok(())
+}
+
+/// Passes a signal on to a child of ours, with the mark whether the kernel had sent it
+/// (rt_sigqueueinfo(2), SI_QUEUE): `read_signal` tells it there.
+pub fn pass(pid: i32, signal: Signal) -> io::Result<()> {
+    let value = libc::sigval { sival_ptr: if signal.from_kernel { PASSED_FROM_KERNEL } else { 0 } as *mut libc::c_void };
+    // SAFETY: the pid is an unreaped child's; the value is a number and never followed.
+    check(unsafe { libc::sigqueue(pid, signal.number, value) })?;
+    Ok(())
+}
+
+const PASSED_FROM_KERNEL: usize = 0x6b65_726e;
 
 /// Orphans of the command come back to this process (PR_SET_CHILD_SUBREAPER).
 pub fn become_subreaper() -> io::Result<()> {

@@ -15,6 +15,8 @@ pub enum Why {
     Lost,
     /// `--max-runtime`.
     Overran,
+    /// The guard, and with it the pid that the caller knows, was killed.
+    Orphaned,
 }
 
 /// What to do now.
@@ -64,6 +66,11 @@ impl Watch {
         Action::Terminate(Why::Lost)
     }
 
+    /// The guard is gone: kill at once.
+    pub fn orphaned(&mut self, now: Moment) {
+        self.stopping = Some((Why::Orphaned, now));
+    }
+
     /// What time alone demands. Asked first after every wake-up.
     pub fn tick(&mut self, now: Moment) -> Action {
         let last = self.last();
@@ -91,8 +98,8 @@ impl Watch {
         self.deadline.is_none_or(|deadline| now < deadline)
     }
 
-    /// When KILL comes at the latest.
-    fn last(&self) -> Option<Moment> {
+    /// When KILL comes at the latest; `None` where no clock ends the lease.
+    pub fn last(&self) -> Option<Moment> {
         self.deadline.filter(|_| self.stop_on_loss).map(|deadline| deadline - self.pace.settle)
     }
 

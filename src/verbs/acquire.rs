@@ -25,12 +25,12 @@ pub fn run(args: TakeArgs, format: Option<&str>, config_file: Option<&Path>) -> 
         Ok(started) => started,
         Err(error) => return report::fail(Outcome::System, &error.to_string()),
     };
-    let lease = match obtain(&take, &keeper, &signals, &say) {
+    let lease = match obtain(&take, &keeper, &signals, None, &say) {
         Ok(lease) => lease,
         Err(outcome) => return outcome,
     };
     if let Some(number) = signals.told() {
-        let_go(&keeper, false, &say);
+        let_go(&keeper, &signals, false, &say);
         return Outcome::Signalled(number);
     }
     let text = match format {
@@ -41,7 +41,7 @@ pub fn run(args: TakeArgs, format: Option<&str>, config_file: Option<&Path>) -> 
     };
     let outcome = report::print(&text, Outcome::Done);
     if outcome != Outcome::Done {
-        let_go(&keeper, false, &say);
+        let_go(&keeper, &signals, false, &say);
     }
     outcome
 }

@@ -19,6 +19,7 @@ const ORDER: &[&str] = &[
     "wait",
     "config",
     "keeper",
+    "guard",
     "supervise",
     "report",
     "verbs",
