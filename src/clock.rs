@@ -41,6 +41,12 @@ pub fn wall_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_micros()).unwrap_or(u64::MAX))
 }
 
+/// A time that is up to a quarter longer or shorter, so that many who wait do not ask in step.
+pub fn jittered(span: Duration) -> Duration {
+    let random = uuid::Uuid::new_v4().as_u64_pair().1 % 1024;
+    span.mul_f64(0.75 + 0.5 * random as f64 / 1024.0)
+}
+
 /// The id of this boot (random(4), /proc/sys/kernel/random/boot_id).
 pub fn boot_id() -> std::io::Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())

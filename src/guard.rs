@@ -4,17 +4,18 @@
 //! caller → guard (the pid that the caller knows) → supervisor → the command and its tree
 //! ```
 //!
-//! The guard is what the caller started: it forks the supervisor before there is any thread, passes
-//! signals on, waits, and ends as the supervisor ends. If the supervisor dies by surprise, the kernel
-//! kills the command (a parent-death signal) and gives the guard, as the next subreaper, all that
-//! descends from it, to be killed. If the supervisor stands still, the guard kills the tree before the
-//! lease is over. If the guard dies, the supervisor ends the tree and releases. Once its command runs
-//! the supervisor is in a session of its own: a KILL of the caller's whole group misses it, and a stop
-//! at a terminal (Ctrl-Z) stops the command but no heartbeat.
+//! The guard is what the caller started. It forks the supervisor while there is no thread yet, passes
+//! signals on, and waits. The supervisor asks the store and may block as long as that takes: a stop
+//! before the command has started is the guard's to see, which kills the supervisor and releases what
+//! it may have got. If the supervisor dies by surprise, the kernel kills the command (a parent-death
+//! signal) and gives the guard, as the next subreaper, all that descends from it, to be killed. If it
+//! stands still, the guard kills the tree before the lease is over. If the guard dies, the supervisor
+//! ends the tree and releases. Once its command runs the supervisor is in a session of its own: a KILL
+//! of the caller's whole group misses it, and Ctrl-Z at a terminal stops the command but no heartbeat.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use crate::child;
@@ -25,13 +26,19 @@ use crate::sys::{self, Children, Ended, Page};
 
 /// How often a killed tree is looked at until it is gone.
 const SWEEP: Duration = Duration::from_millis(5);
+/// How long one request may take before a lease is held, name resolution included (contract 8).
+const REQUEST_LIMIT: Duration = Duration::from_secs(10);
+/// How long the release may take from a signal on.
+const HURRY: Duration = Duration::from_millis(200);
 
-/// What the guard does, for whoever words it.
+/// What the guard did, for whoever words it.
 pub enum Deed {
     /// The supervisor died: the command's tree was ended.
     Orphaned,
     /// The supervisor stands still: the command's tree was killed before the lease was over.
     Stalled,
+    /// A request took too long.
+    Unanswered,
 }
 
 /// Which of the two this process is now.
@@ -42,37 +49,67 @@ pub enum Side {
     Supervisor(Link),
 }
 
+// Words of the shared page.
+/// How far the supervisor is: one of the states below.
+const STATE: usize = 0;
+/// When the tree has to be dead at the latest: µs of CLOCK_BOOTTIME, 0 for never.
+const KILL_AT: usize = 1;
+/// Since when a request is under way: µs of CLOCK_BOOTTIME, 0 for none.
+const ASKING: usize = 2;
+/// How it all ended, from RELEASING on.
+const OUTCOME: usize = 3;
+
+// States. Only two may be reached from WAITING, and whoever gets there first wins.
+const WAITING: u64 = 0;
+const STARTED: u64 = 1;
+const STOPPED: u64 = 2;
+const RELEASING: u64 = 3;
+
 /// The supervisor's end.
 pub struct Link {
     page: &'static Page,
     guard: i32,
 }
 
-/// Words of the shared page: 0 while the supervisor is at work, 1 when it has done all it had to do.
-const DONE: usize = 0;
-/// When the tree has to be dead at the latest: µs of CLOCK_BOOTTIME, 0 for never.
-const KILL_AT: usize = 1;
+/// What the guard is told to do.
+pub struct Orders<'a> {
+    /// Bounds each request before a lease is held.
+    pub bounded: bool,
+    /// Releases what a supervisor that was killed may have got.
+    pub give_up: &'a dyn Fn(),
+    /// Hears of what was done.
+    pub say: &'a dyn Fn(Deed),
+}
 
 /// Splits this process in two; signals must be blocked and no thread be running. Returns at once in the
 /// supervisor, and in the guard when all has ended.
-pub fn split(signals: &Signals, say: &dyn Fn(Deed)) -> io::Result<Side> {
+pub fn split(signals: &Signals, orders: &Orders) -> io::Result<Side> {
     sys::become_subreaper()?;
     let page = sys::shared_page()?;
     let timer = sys::timer()?;
     let guard = sys::own_pid();
     match sys::fork()? {
-        Some(supervisor) => Ok(Side::Guard(Guard { supervisor, page, signals, killed: false }.watch(&timer, say))),
+        Some(supervisor) => {
+            let mut guard = Guard { supervisor, page, signals, orders, killed: false, hurry: None };
+            Ok(Side::Guard(guard.watch(&timer)))
+        }
         None => {
-            sys::become_subreaper()?;
-            sys::rename(c"lease-keeper"); // so that `killall dlock` does not hit both
-            // A signal that a process ignores by default: it wakes this one, which then looks for its parent.
-            sys::signal_on_parents_death(libc::SIGURG)?;
-            Ok(Side::Supervisor(Link { page, guard }))
+            // While it waits it dies with its guard.
+            sys::signal_on_parents_death(libc::SIGKILL)?;
+            let link = Link { page, guard };
+            if link.is_orphaned() {
+                sys::exit_now();
+            }
+            Ok(Side::Supervisor(link))
         }
     }
 }
 
 impl Link {
+    fn word(&self, at: usize) -> &AtomicU64 {
+        &self.page.0[at]
+    }
+
     /// Is the guard gone?
     pub fn is_orphaned(&self) -> bool {
         sys::parent() != self.guard
@@ -83,46 +120,89 @@ impl Link {
         self.guard == 1
     }
 
+    /// A request begins, or ends.
+    pub fn asking(&self, begins: bool) {
+        self.word(ASKING).store(if begins { Moment::now().0.max(1) } else { 0 }, SeqCst);
+    }
+
+    /// The lease is granted, the command may start. Does not return where the guard was told to stop.
+    pub fn start(&self) -> io::Result<()> {
+        if self.word(STATE).compare_exchange(WAITING, STARTED, SeqCst, SeqCst).is_err() {
+            loop {
+                std::thread::sleep(Duration::from_secs(1)); // the guard's KILL is on its way
+            }
+        }
+        sys::become_subreaper()?;
+        sys::rename(c"lease-keeper"); // so that `killall dlock` does not hit both
+        // A signal that is ignored by default: it wakes this process, which then looks for its parent.
+        sys::signal_on_parents_death(libc::SIGURG)
+    }
+
     /// Tells when the tree has to be dead; `None` for never.
     pub fn kill_at(&self, at: Option<Moment>) {
-        word(self.page, KILL_AT).store(at.map_or(0, |at| at.0.max(1)), Ordering::Release);
+        self.word(KILL_AT).store(at.map_or(0, |at| at.0.max(1)), SeqCst);
     }
 
-    /// All is done: what is left of the tree was left on purpose.
-    pub fn done(&self) {
-        word(self.page, DONE).store(1, Ordering::Release);
+    /// How it has ended: what is left of the tree was left on purpose, and only the release is to come.
+    pub fn ended(&self, outcome: Outcome) {
+        self.word(OUTCOME).store(outcome.packed(), SeqCst);
+        self.word(STATE).store(RELEASING, SeqCst);
     }
-}
-
-fn word(page: &'static Page, at: usize) -> &'static AtomicU64 {
-    &page.0[at]
 }
 
 struct Guard<'a> {
     supervisor: i32,
     page: &'static Page,
     signals: &'a Signals,
+    orders: &'a Orders<'a>,
     /// The tree of a supervisor that stands still was killed.
     killed: bool,
+    /// A signal has come during the release: when to wait for it no longer.
+    hurry: Option<Moment>,
 }
 
 impl Guard<'_> {
-    fn watch(mut self, timer: &OwnedFd, say: &dyn Fn(Deed)) -> Outcome {
+    fn word(&self, at: usize) -> u64 {
+        self.page.0[at].load(SeqCst)
+    }
+
+    fn watch(&mut self, timer: &OwnedFd) -> Outcome {
         loop {
             while let Some(signal) = self.signals.next() {
-                if signal.number != libc::SIGCHLD {
-                    // With its origin: what a terminal sent has reached the command already.
-                    let _ = sys::pass(self.supervisor, signal);
+                if signal.number == libc::SIGCHLD {
+                    continue;
                 }
+                if ends(signal) && self.may_stop() {
+                    self.abandon();
+                    return Outcome::Signalled(signal.number);
+                }
+                if ends(signal) && self.word(STATE) == RELEASING {
+                    self.hurry.get_or_insert(Moment::now() + HURRY);
+                }
+                // With its origin: what a terminal sent has reached the command already.
+                let _ = sys::pass(self.supervisor, signal);
             }
             loop {
                 match sys::children() {
-                    Ok(Children::Ended(pid)) if pid == self.supervisor => return self.end(say),
+                    Ok(Children::Ended(pid)) if pid == self.supervisor => return self.end(),
                     Ok(Children::Ended(pid)) => sys::reap(pid), // as the first process of a container
                     _ => break,
                 }
             }
-            let next = self.stalled(say);
+            let now = Moment::now();
+            let next = match (self.word(STATE), self.hurry) {
+                (WAITING, _) => match self.unanswered(now) {
+                    Ok(next) => next,
+                    Err(outcome) => return outcome,
+                },
+                (RELEASING, Some(end)) if now >= end => {
+                    let _ = sys::kill(self.supervisor, libc::SIGKILL);
+                    Moment(u64::MAX)
+                }
+                (RELEASING, Some(end)) => end,
+                (RELEASING, None) => Moment(u64::MAX),
+                _ => self.stalled(now),
+            };
             let armed = sys::arm(timer, next.0);
             if armed.and_then(|()| sys::wait_readable(&[self.signals.fd().as_raw_fd(), timer.as_raw_fd()], None)).is_err() {
                 std::thread::sleep(SWEEP);
@@ -130,41 +210,61 @@ impl Guard<'_> {
         }
     }
 
+    /// Keeps the supervisor from starting a command, if it has not yet.
+    fn may_stop(&self) -> bool {
+        self.page.0[STATE].compare_exchange(WAITING, STOPPED, SeqCst, SeqCst).is_ok()
+    }
+
+    /// Ends a supervisor that has started nothing, and releases what it may have got.
+    fn abandon(&self) {
+        let _ = sys::kill(self.supervisor, libc::SIGKILL);
+        let _ = sys::wait(self.supervisor);
+        (self.orders.give_up)();
+    }
+
+    /// Gives up where a request has no answer. Tells when to look again.
+    fn unanswered(&self, now: Moment) -> Result<Moment, Outcome> {
+        let since = self.word(ASKING);
+        if !self.orders.bounded || since == 0 {
+            return Ok(now + REQUEST_LIMIT);
+        }
+        let end = Moment(since) + REQUEST_LIMIT;
+        if now < end || !self.may_stop() {
+            return Ok(end.max(now + SWEEP));
+        }
+        self.abandon();
+        (self.orders.say)(Deed::Unanswered);
+        Err(Outcome::Unavailable)
+    }
+
     /// Kills the tree of a supervisor that has let its time pass. Tells when to look again.
-    fn stalled(&mut self, say: &dyn Fn(Deed)) -> Moment {
-        let at = match word(self.page, KILL_AT).load(Ordering::Acquire) {
-            0 => return Moment(u64::MAX),
+    fn stalled(&mut self, now: Moment) -> Moment {
+        let at = match self.word(KILL_AT) {
+            0 => return now + REQUEST_LIMIT, // no lease with a deadline, or none yet
             at => Moment(at),
         };
-        let now = Moment::now();
         if now < at {
             self.killed = false;
             return at;
         }
         let tree = child::descendants(self.supervisor);
         if tree.is_empty() {
-            if self.killed {
-                return Moment(u64::MAX); // until it wakes up and ends
-            }
-            return now + Duration::from_millis(100); // nothing started yet, or all ended: it has its own clock
+            return now + Duration::from_millis(100); // it has its own clock, and wakes up or ends
         }
         child::kill(&tree);
         if !self.killed {
             self.killed = true;
-            say(Deed::Stalled);
+            (self.orders.say)(Deed::Stalled);
         }
         now + SWEEP
     }
 
-    /// The supervisor has ended: so does the guard, and what it leaves unless it was done.
-    fn end(&self, say: &dyn Fn(Deed)) -> Outcome {
-        let own = match sys::wait(self.supervisor) {
-            Ok(Ended::Status(code)) => Outcome::Ended(u8::try_from(code).unwrap_or(u8::MAX)),
-            Ok(Ended::Signal(signal)) => Outcome::Died(signal),
-            Err(_) => Outcome::System,
-        };
-        if word(self.page, DONE).load(Ordering::Acquire) != 0 {
-            return own;
+    /// The supervisor has ended. What it leaves was left on purpose where it came to its release; else
+    /// it ends here.
+    fn end(&self) -> Outcome {
+        let own = sys::wait(self.supervisor);
+        if self.word(STATE) == RELEASING {
+            return Outcome::unpacked(self.word(OUTCOME));
         }
         loop {
             match sys::children() {
@@ -175,13 +275,16 @@ impl Guard<'_> {
                     std::thread::sleep(SWEEP);
                 }
             }
-            // Signals are of no use any more: everything is being killed.
-            while self.signals.next().is_some_and(ends) {}
         }
-        say(Deed::Orphaned);
+        if self.word(STATE) == WAITING {
+            (self.orders.give_up)();
+        }
         match own {
-            Outcome::Died(_) => Outcome::Lost,
-            own => own,
+            Ok(Ended::Status(_)) => Outcome::Bug, // it has said so
+            _ => {
+                (self.orders.say)(Deed::Orphaned);
+                if self.word(STATE) == WAITING { Outcome::System } else { Outcome::Lost }
+            }
         }
     }
 }

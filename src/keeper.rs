@@ -1,27 +1,24 @@
-//! The thread that owns the store: it takes the lease, renews it while the command runs, and
-//! releases it. The main thread only polls and is never held up by the network; by construction no
-//! renewal follows a release.
+//! The lease of a running command: renewed by a thread of its own from the first heartbeat on, so that
+//! no socket can hold up the judgement of the deadline; and released.
+//!
+//! The store moves into that thread and stays there: by construction no renewal follows a release. A
+//! command that ends before the first heartbeat is due, as most of those in short loops do, never
+//! needs the thread.
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread::Builder;
 use std::time::Duration;
 
 use crate::clock::Moment;
-use crate::lock::{Lease, Request};
+use crate::lock::{Keeping, Lease};
 use crate::pace::{Pace, drift};
-use crate::store::{self, Lost, Refreshed, Released, Store, StoreError};
+use crate::store::{Lost, Refreshed, Released, Store, StoreError};
 use crate::sys;
-use crate::wait::{self, InTheWay, Patience, Switch, Taken};
 
 /// What the thread tells.
 pub enum News {
-    /// The first try failed; asking goes on.
-    Waiting(Result<InTheWay, StoreError>),
-    /// The asking has ended.
-    Taken(Taken),
     /// Renewed until.
     Kept(Moment),
     /// One renewal failed; there is time left.
@@ -39,47 +36,38 @@ pub struct Keeper {
     release: Sender<()>,
     news: Receiver<News>,
     wake: OwnedFd,
-    switch: Arc<Switch>,
 }
 
 impl Keeper {
-    /// Starts the thread, which asks at once. Without a pace it does not renew (`acquire`).
-    pub fn start(url: String, request: Request, patience: Patience, pace: Option<Pace>) -> io::Result<Keeper> {
-        let (wake, poke) = sys::pipe()?;
+    /// Starts the thread, which renews at once. `by_life`: the store knows by itself that this process
+    /// lives. The store comes back where no thread can be had.
+    pub fn start(mut store: Box<dyn Store>, lease: Lease, pace: Pace, by_life: bool) -> Result<Keeper, (io::Error, Box<dyn Store>)> {
+        let (wake, poke) = match sys::pipe() {
+            Ok(ends) => ends,
+            Err(error) => return Err((error, store)),
+        };
         let (release, released) = channel();
         let (tell, news) = channel();
-        let switch = Arc::new(Switch::default());
-        let mine = Arc::clone(&switch);
-        Builder::new().name("keeper".into()).spawn(move || {
+        // The store is sent after it: a thread that does not start must not take it along.
+        let (hand, handed) = channel::<Box<dyn Store>>();
+        let started = Builder::new().name("heartbeat".into()).spawn(move || {
             let tell = |what: News| {
                 let _ = tell.send(what);
                 sys::poke(&poke);
             };
-            let mut store = match store::open(&url) {
-                Ok(store) => store,
-                Err(error) => return tell(News::Taken(Taken::Failed(error))),
-            };
-            let taken = wait::take(&mut *store, &request, &patience, &mine, &mut |trouble| {
-                tell(News::Waiting(trouble.clone()));
-            });
-            let (lease, after) = match taken {
-                Taken::Lease(lease, after) => (lease, after),
-                other => {
-                    // A place in the line ends here, and what an answer that got lost may have granted.
-                    let unsure = matches!(other, Taken::Failed(StoreError::Unavailable(_)));
-                    if unsure || (request.queue && !matches!(other, Taken::Failed(_))) {
-                        store.limit(Duration::from_millis(500));
-                        let _ = store.release(&request.claim, request.keeping);
-                    }
-                    return tell(News::Taken(other));
-                }
-            };
-            tell(News::Taken(Taken::Lease(lease.clone(), after)));
-            if keep(&mut *store, &lease, pace, store::kept_by_life(&url), &released, &tell) {
-                tell(News::Released(store.release(&lease.claim, request.keeping)));
+            let Ok(mut store) = handed.recv() else { return };
+            if keep(&mut *store, &lease, pace, by_life, &released, &tell) {
+                tell(News::Released(store.release(&lease.claim, Keeping::Process)));
             }
-        })?;
-        Ok(Keeper { release, news, wake, switch })
+        });
+        if let Err(error) = started {
+            return Err((error, store));
+        }
+        store.limit(pace.op);
+        match hand.send(store) {
+            Ok(()) => Ok(Keeper { release, news, wake }),
+            Err(back) => Err((io::Error::other("the heartbeat thread ended at once"), back.0)),
+        }
     }
 
     /// Readable when there is news.
@@ -100,33 +88,19 @@ impl Keeper {
         }
     }
 
-    /// How long the request that is under way has been.
-    pub fn asking_for(&self) -> Duration {
-        self.switch.asking_for()
-    }
-
     /// Ends the renewals and releases; the answer comes as news.
     pub fn release(&self) {
         let _ = self.release.send(());
     }
-
-    /// Stops asking; afterwards a release on a fresh connection leaves nothing behind.
-    pub fn abandon(&self, at_most: Duration) {
-        self.switch.abandon(at_most);
-    }
 }
 
-/// Renews until told to release, or until the lease is lost. An error is not a loss: it is tried
-/// again while there is time, and nothing is sent after the deadline, unless this process keeps its
-/// lease `by_life` (a machine that slept finds it as it was). False where nobody is left who could have
-/// told: `acquire` drops the handle and its lease must outlive it.
-fn keep(store: &mut dyn Store, lease: &Lease, pace: Option<Pace>, by_life: bool, released: &Receiver<()>, tell: &dyn Fn(News)) -> bool {
-    let Some(pace) = pace else {
-        return released.recv().is_ok();
-    };
-    store.limit(pace.op);
+/// Renews until told to release (true), or until the handle is dropped (false); after a loss it only
+/// waits for that. An error is not a loss: it is tried again while there is time, and nothing is sent
+/// after the deadline, unless this process keeps its lease `by_life` (a machine that slept finds it as it
+/// was).
+fn keep(store: &mut dyn Store, lease: &Lease, pace: Pace, by_life: bool, released: &Receiver<()>, tell: &dyn Fn(News)) -> bool {
     let mut deadline = lease.deadline;
-    let mut pause = pace.beat;
+    let mut pause = Duration::ZERO;
     loop {
         match released.recv_timeout(pause) {
             Err(RecvTimeoutError::Timeout) => {}

@@ -174,6 +174,8 @@ pub struct Lease {
     pub slot: Option<u32>,
     /// The TTL that the store granted.
     pub ttl: Duration,
+    /// CLOCK_BOOTTIME before it was asked for.
+    pub asked: crate::clock::Moment,
     /// CLOCK_BOOTTIME at which the lease is to be considered gone.
     pub deadline: crate::clock::Moment,
 }

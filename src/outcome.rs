@@ -74,6 +74,25 @@ impl Outcome {
     }
 }
 
+impl Outcome {
+    /// In one number, for the process that waits for this one.
+    pub fn packed(self) -> u64 {
+        match self.end() {
+            End::Exit(code) => u64::from(code),
+            End::Signal(signal) => 256 + u64::from(signal.unsigned_abs()),
+        }
+    }
+
+    /// What ends in the same way.
+    pub fn unpacked(packed: u64) -> Outcome {
+        match (u8::try_from(packed), i32::try_from(packed)) {
+            (Ok(code), _) => Outcome::Ended(code),
+            (_, Ok(packed)) => Outcome::Died(packed - 256),
+            _ => Outcome::Bug,
+        }
+    }
+}
+
 /// Dies of a signal, or exits with 128+N where that can't be done.
 pub fn die_of(signal: i32) -> ! {
     crate::sys::die_of(signal)
@@ -126,5 +145,8 @@ mod tests {
             assert!(TABLE.iter().any(|(row, ..)| *row == code.to_string()), "{code}");
         }
         assert_eq!(Outcome::Died(15).end(), End::Signal(15));
+        for outcome in [Outcome::Ended(0), Outcome::Ended(255), Outcome::Died(9), Outcome::Lost, Outcome::Signalled(2)] {
+            assert_eq!(Outcome::unpacked(outcome.packed()).end(), outcome.end());
+        }
     }
 }

@@ -218,6 +218,7 @@ impl Voice {
             Event::Guarded(Deed::Orphaned) => {
                 say_beside(&format!("the process that kept '{name}' was killed: ended the command and all that it had started"));
             }
+            Event::Guarded(Deed::Unanswered) => {}
             Event::Guarded(Deed::Stalled) => {
                 say_beside(&format!("the process that keeps '{name}' stands still: killed the command before its lease was over"));
             }

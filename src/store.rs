@@ -111,6 +111,10 @@ pub enum StoreError {
 
 /// One place where locks live.
 pub trait Store: Send {
+    /// Opens what this process and its guard have to share, before they part.
+    fn prepare(&mut self) -> Result<(), StoreError> {
+        Ok(())
+    }
     /// Asks for a lease; asking again with the same token is the same lease.
     fn acquire(&mut self, request: &Request) -> Result<Acquired, StoreError>;
     /// Renews a lease; never creates one.

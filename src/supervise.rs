@@ -2,7 +2,6 @@
 //! first, so that nothing that happened while dlock slept can come before it.
 
 use std::ffi::OsString;
-use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
@@ -10,14 +9,14 @@ use std::time::Duration;
 use crate::child::{self, Child};
 use crate::clock::Moment;
 use crate::config::{Run, Take};
-use crate::guard::{self, Deed, Link, Side};
+use crate::guard::{self, Deed, Link, Orders, Side};
 use crate::keeper::{Keeper, News};
-use crate::lock::Lease;
+use crate::lock::{Keeping, Lease};
 use crate::outcome::Outcome;
 use crate::signals::{self, Signals};
-use crate::store::{self, After, Lost, Released, StoreError};
+use crate::store::{self, After, Lost, Released, Store, StoreError};
 use crate::sys;
-use crate::wait::{InTheWay, Taken};
+use crate::wait::{self, InTheWay, Taken};
 use crate::watch::{Action, Watch, Why};
 
 /// What happens, for whoever words it.
@@ -48,193 +47,159 @@ pub enum Event<'a> {
 
 /// How long the release may take.
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
-/// And how long from a signal on.
-const HURRIED_LIMIT: Duration = Duration::from_millis(200);
-/// How long one request may take before a lease is held, name resolution included (contract 8).
-const REQUEST_LIMIT: Duration = Duration::from_secs(10);
+/// How long the release after a stop may take, on a fresh connection.
+const GIVE_UP_LIMIT: Duration = Duration::from_millis(500);
 /// How often a killed tree is looked at until it is gone.
 const SWEEP: Duration = Duration::from_millis(5);
 
-/// Waits for the lease. A signal meanwhile leaves nothing behind.
-pub fn obtain(take: &Take, keeper: &Keeper, signals: &Signals, link: Option<&Link>, say: &dyn Fn(Event)) -> Result<Lease, Outcome> {
-    let failed = |error: StoreError| {
-        say(Event::Failed(&error));
-        match error {
-            StoreError::Unavailable(_) => Outcome::Unavailable,
-            StoreError::Denied(_) => Outcome::Denied,
-        }
-    };
-    let bounded = take.patience.wait.is_some() || take.patience.tries.is_some();
-    loop {
-        let fds = [signals.fd().as_raw_fd(), keeper.wake().as_raw_fd()];
-        if let Err(error) = sys::wait_readable(&fds, bounded.then_some(REQUEST_LIMIT)) {
-            say(Event::Trouble(&error.to_string()));
-            give_up(take, keeper);
-            return Err(Outcome::System);
-        }
-        let orphaned = link.is_some_and(Link::is_orphaned).then_some(libc::SIGKILL);
-        if let Some(number) = signals.told().or(orphaned) {
-            give_up(take, keeper);
-            return Err(Outcome::Signalled(number));
-        }
-        for news in keeper.news() {
-            match news {
-                News::Waiting(trouble) => say(Event::Waiting(&trouble)),
-                News::Taken(Taken::Lease(lease, after)) => {
-                    if let Some(after) = after {
-                        say(Event::TakenOver(&after));
-                    }
-                    say(Event::Granted(&lease));
-                    return Ok(lease);
-                }
-                News::Taken(Taken::Busy(way)) => {
-                    say(Event::Busy(&way));
-                    return Err(Outcome::Busy(take.busy_code));
-                }
-                News::Taken(Taken::Failed(error)) => return Err(failed(error)),
-                News::Gone => {
-                    give_up(take, keeper);
-                    return Err(Outcome::Bug);
-                }
-                _ => {}
-            }
-        }
-        if bounded && keeper.asking_for() >= REQUEST_LIMIT {
-            give_up(take, keeper);
-            let shown = store::shown(&take.store);
-            return Err(failed(StoreError::Unavailable(format!("{shown}: no answer in 10s, name resolution included"))));
-        }
-    }
-}
-
-/// Leaves the line and whatever a request under way may still have got, on a fresh connection.
-fn give_up(take: &Take, keeper: &Keeper) {
-    let limit = Duration::from_millis(500);
-    keeper.abandon(limit);
-    let (url, claim, keeping) = (take.store.clone(), take.request.claim.clone(), take.request.keeping);
-    let (done, ended) = std::sync::mpsc::channel();
-    // In a thread of its own: a connection attempt must not hold up the exit.
-    let started = std::thread::Builder::new().spawn(move || {
-        if let Ok(mut store) = store::open(&url) {
-            store.limit(limit);
-            let _ = store.release(&claim, keeping);
-        }
-        let _ = done.send(());
-    });
-    if started.is_ok() {
-        let _ = ended.recv_timeout(limit);
-    }
-}
-
-/// Releases, bounded, and says so where it failed. It never changes the status; a signal that comes now
-/// comes too late to stop anything, and only makes it hurry.
-pub fn let_go(keeper: &Keeper, signals: &Signals, lost: bool, say: &dyn Fn(Event)) {
-    keeper.release();
-    let mut end = Moment::now() + RELEASE_LIMIT;
-    loop {
-        if signals.told().is_some() {
-            end = end.min(Moment::now() + HURRIED_LIMIT);
-        }
-        for news in keeper.news() {
-            match news {
-                News::Released(answer) => {
-                    match answer {
-                        Ok(Released::Freed) => {}
-                        _ if lost => {}
-                        Ok(Released::NotHeld(_) | Released::Kept(_)) => say(Event::NotReleased("it was not held any more")),
-                        Err(StoreError::Unavailable(words) | StoreError::Denied(words)) => say(Event::NotReleased(&words)),
-                    }
-                    return;
-                }
-                News::Gone => return,
-                _ => {}
-            }
-        }
-        let left = Moment::now().until(end);
-        let fds = [keeper.wake().as_raw_fd(), signals.fd().as_raw_fd()];
-        if left.is_zero() || sys::wait_readable(&fds, Some(left)).is_err() {
-            if !lost {
-                say(Event::NotReleased("no answer in time"));
-            }
-            return;
-        }
-    }
-}
-
-/// Takes the lock, runs the command under it, releases; and how it all ended.
-pub fn run(run: Run, path: &Path, command: &[OsString], handed_store: String, say: &dyn Fn(Event)) -> Outcome {
-    let trouble = |error: &io::Error| {
-        say(Event::Trouble(&error.to_string()));
-        Outcome::System
-    };
-    let split = child::can_be_watched()
-        .and_then(|()| Signals::block())
-        .and_then(|signals| Ok((guard::split(&signals, &|deed| say(Event::Guarded(deed)))?, signals)));
-    let (link, signals) = match split {
-        Ok((Side::Guard(outcome), _)) => return outcome,
-        Ok((Side::Supervisor(link), signals)) => (link, signals),
-        Err(error) => return trouble(&error),
-    };
-    let outcome = supervise(&run, path, command, handed_store, &link, &signals, say);
-    link.done();
-    outcome
-}
-
-fn supervise(
-    run: &Run,
-    path: &Path,
-    command: &[OsString],
-    handed_store: String,
-    link: &Link,
-    signals: &Signals,
-    say: &dyn Fn(Event),
-) -> Outcome {
-    // All that may fail is made before the lease is asked for.
-    let take = &run.take;
-    let prepared =
-        sys::timer().and_then(|timer| Ok((timer, Keeper::start(take.store.clone(), take.request.clone(), take.patience, Some(run.pace))?)));
-    let (timer, keeper) = match prepared {
-        Ok(prepared) => prepared,
+/// Parts this process from its guard, and does `work` in the one that is not it, with the store. Ends as
+/// `work` does, or as a signal or a fault demands before it has started anything.
+pub fn guarded(take: &Take, say: &dyn Fn(Event), work: impl FnOnce(Box<dyn Store>, &Link, &Signals) -> Outcome) -> Outcome {
+    let prepared = child::can_be_watched().and_then(|()| Signals::block());
+    let signals = match prepared {
+        Ok(signals) => signals,
         Err(error) => {
             say(Event::Trouble(&error.to_string()));
             return Outcome::System;
         }
     };
-    let lease = match obtain(take, &keeper, signals, Some(link), say) {
-        Ok(lease) => lease,
-        Err(outcome) => return outcome,
+    let opened = store::open(&take.store).and_then(|mut store| match take.request.keeping {
+        Keeping::Process => store.prepare().map(|()| store),
+        Keeping::Lease => Ok(store),
+    });
+    let store = match opened {
+        Ok(store) => store,
+        Err(error) => return failed(error, say),
     };
-    let began = Moment::now();
-    let overrun = run.max_runtime.map(|limit| began + limit);
-    let deadline = (!store::kept_by_life(&run.take.store)).then_some(lease.deadline);
-    let mut watch = Watch::new(run.pace, deadline, overrun, run.stop_on_loss);
-    // A signal that came with the grant, or a lease that is almost over: never start.
-    if let Some(number) = signals.told().or(link.is_orphaned().then_some(libc::SIGKILL)) {
-        let_go(&keeper, signals, false, say);
-        return Outcome::Signalled(number);
+    let orders = Orders {
+        bounded: take.patience.wait.is_some() || take.patience.tries.is_some(),
+        give_up: &|| give_up(take),
+        say: &|deed| match deed {
+            Deed::Unanswered => drop(failed(unanswered(take), say)),
+            deed => say(Event::Guarded(deed)),
+        },
+    };
+    match guard::split(&signals, &orders) {
+        Ok(Side::Guard(outcome)) => {
+            drop(store); // until here it has kept alive what is shared
+            outcome
+        }
+        Ok(Side::Supervisor(link)) => {
+            let outcome = work(store, &link, &signals);
+            link.ended(outcome);
+            sys::exit_now()
+        }
+        Err(error) => {
+            say(Event::Trouble(&error.to_string()));
+            Outcome::System
+        }
     }
-    if !matches!(watch.tick(began), Action::Nothing) {
-        let_go(&keeper, signals, true, say);
-        let shown = store::shown(&run.take.store);
-        let late = format!("{shown}: the answer came too late to use the lease; use a longer --ttl");
-        say(Event::Failed(&StoreError::Unavailable(late)));
-        return Outcome::Unavailable;
+}
+
+fn failed(error: StoreError, say: &dyn Fn(Event)) -> Outcome {
+    say(Event::Failed(&error));
+    match error {
+        StoreError::Unavailable(_) => Outcome::Unavailable,
+        StoreError::Denied(_) => Outcome::Denied,
     }
-    let child = match Child::start(path, command, &variables(&lease, handed_store), signals.mask()) {
-        Ok(child) => child,
-        Err((outcome, words)) => {
-            say(Event::Trouble(&words));
-            let_go(&keeper, signals, false, say);
-            return outcome;
+}
+
+fn unanswered(take: &Take) -> StoreError {
+    StoreError::Unavailable(format!("{}: no answer in 10s, name resolution included", store::shown(&take.store)))
+}
+
+/// Leaves the line and whatever a request under way may still have got, on a fresh connection.
+fn give_up(take: &Take) {
+    let (url, claim, keeping) = (take.store.clone(), take.request.claim.clone(), take.request.keeping);
+    let (done, ended) = std::sync::mpsc::channel();
+    // In a thread of its own: a connection attempt must not hold up the exit.
+    let started = std::thread::Builder::new().spawn(move || {
+        if let Ok(mut store) = store::open(&url) {
+            store.limit(GIVE_UP_LIMIT);
+            let _ = store.release(&claim, keeping);
+        }
+        let _ = done.send(());
+    });
+    if started.is_ok() {
+        let _ = ended.recv_timeout(GIVE_UP_LIMIT);
+    }
+}
+
+/// Waits for the lease. What was not granted leaves nothing behind.
+pub fn obtain(take: &Take, store: &mut dyn Store, link: &Link, say: &dyn Fn(Event)) -> Result<Lease, Outcome> {
+    let request = &take.request;
+    let taken = wait::take(store, request, &take.patience, &|begins| link.asking(begins), &mut |trouble| say(Event::Waiting(trouble)));
+    let (outcome, unsure) = match taken {
+        Taken::Lease(lease, after) => {
+            if let Some(after) = after {
+                say(Event::TakenOver(&after));
+            }
+            say(Event::Granted(&lease));
+            return Ok(lease);
+        }
+        Taken::Busy(way) => {
+            say(Event::Busy(&way));
+            (Outcome::Busy(take.busy_code), request.queue)
+        }
+        // An answer that got lost may have been a grant.
+        Taken::Failed(error) => {
+            let unsure = matches!(error, StoreError::Unavailable(_));
+            (failed(error, say), unsure)
         }
     };
-    link.kill_at(watch.last());
-    // From here on a KILL of the caller's group is for the guard alone. (It can't fail: a forked process
-    // leads no group.)
-    let _ = sys::own_session();
-    let mut session = Session { child, keeper: &keeper, signals, link, timer: &timer, watch, told: false, lost: false, gone: false, say };
-    session.run();
-    session.finish(run.pace.grace, run.release)
+    if unsure {
+        store.limit(GIVE_UP_LIMIT);
+        let _ = store.release(&request.claim, request.keeping);
+    }
+    Err(outcome)
+}
+
+/// Takes the lock, runs the command under it, releases; and how it all ended.
+pub fn run(run: &Run, path: &Path, command: &[OsString], handed_store: String, say: &dyn Fn(Event)) -> Outcome {
+    guarded(&run.take, say, |mut store, link, signals| {
+        let lease = match obtain(&run.take, &mut *store, link, say) {
+            Ok(lease) => lease,
+            Err(outcome) => return outcome,
+        };
+        // All that may fail comes before the command.
+        let timer = match sys::timer().and_then(|timer| link.start().map(|()| timer)) {
+            Ok(timer) => timer,
+            Err(error) => {
+                say(Event::Trouble(&error.to_string()));
+                let_go(&mut *store, &lease, false, say);
+                return Outcome::System;
+            }
+        };
+        let began = Moment::now();
+        let overrun = run.max_runtime.map(|limit| began + limit);
+        let by_life = store::kept_by_life(&run.take.store);
+        let mut watch = Watch::new(run.pace, (!by_life).then_some(lease.deadline), overrun, run.stop_on_loss);
+        // A signal that came with the grant, or a lease that is almost over: never start.
+        if let Some(number) = signals.told().or(link.is_orphaned().then_some(libc::SIGKILL)) {
+            let_go(&mut *store, &lease, false, say);
+            return Outcome::Signalled(number);
+        }
+        if !matches!(watch.tick(began), Action::Nothing) {
+            let_go(&mut *store, &lease, true, say);
+            let shown = store::shown(&run.take.store);
+            return failed(StoreError::Unavailable(format!("{shown}: the answer came too late to use the lease; use a longer --ttl")), say);
+        }
+        let child = match Child::start(path, command, &variables(&lease, handed_store), signals.mask()) {
+            Ok(child) => child,
+            Err((outcome, words)) => {
+                say(Event::Trouble(&words));
+                let_go(&mut *store, &lease, false, say);
+                return outcome;
+            }
+        };
+        link.kill_at(watch.last());
+        // From here on a KILL of the caller's group is for the guard alone. (It can't fail: a forked
+        // process leads no group.)
+        let _ = sys::own_session();
+        let keeping = Kept::Here(store, lease.asked + run.pace.beat);
+        let session = Session { run, child, lease, keeping, by_life, signals, link, timer: &timer, watch, told: false, lost: false, say };
+        session.run()
+    })
 }
 
 /// What the command finds in its environment besides the caller's.
@@ -249,10 +214,39 @@ fn variables(lease: &Lease, store: String) -> Vec<(&'static str, String)> {
     all
 }
 
+/// Releases, and says so where it failed. It never changes the status.
+pub fn let_go(store: &mut dyn Store, lease: &Lease, lost: bool, say: &dyn Fn(Event)) {
+    store.limit(RELEASE_LIMIT);
+    told_free(store.release(&lease.claim, Keeping::Process), lost, say);
+}
+
+fn told_free(answer: Result<Released, StoreError>, lost: bool, say: &dyn Fn(Event)) {
+    match answer {
+        Ok(Released::Freed) => {}
+        _ if lost => {}
+        Ok(Released::NotHeld(_) | Released::Kept(_)) => say(Event::NotReleased("it was not held any more")),
+        Err(StoreError::Unavailable(words) | StoreError::Denied(words)) => say(Event::NotReleased(&words)),
+    }
+}
+
+/// Who has the store.
+enum Kept {
+    /// This thread, until the first heartbeat is due.
+    Here(Box<dyn Store>, Moment),
+    /// The heartbeat's.
+    There(Keeper),
+    /// Nobody any more.
+    Gone,
+}
+
 /// One command under one lease.
 struct Session<'a> {
+    run: &'a Run,
     child: Child,
-    keeper: &'a Keeper,
+    lease: Lease,
+    keeping: Kept,
+    /// The store knows by itself that this process lives.
+    by_life: bool,
     signals: &'a Signals,
     link: &'a Link,
     timer: &'a OwnedFd,
@@ -261,30 +255,27 @@ struct Session<'a> {
     told: bool,
     /// The store says that the lease is gone.
     lost: bool,
-    /// The keeper's thread is gone.
-    gone: bool,
     say: &'a dyn Fn(Event<'_>),
 }
 
 impl Session<'_> {
-    /// Until the command itself has ended.
-    fn run(&mut self) {
+    /// Until the command itself has ended, and then to the end.
+    fn run(mut self) -> Outcome {
         loop {
             let killing = self.turn();
             if self.child.has_ended() {
-                return;
+                return self.finish();
             }
             self.sleep(if killing { Moment::now() + SWEEP } else { self.watch.next() });
         }
     }
 
     /// After the command has ended: empty its tree unless it ended by itself, then release.
-    fn finish(mut self, grace: Duration, release: bool) -> Outcome {
+    fn finish(mut self) -> Outcome {
         self.hear(); // also what came together with the end
         let mut ended = Moment::now();
-        let pid_1 = self.link.is_first_process();
-        if self.told || self.watch.why().is_some() || pid_1 {
-            let kill_at = ended + if self.told { grace } else { Duration::ZERO };
+        if self.told || self.watch.why().is_some() || self.link.is_first_process() {
+            let kill_at = ended + if self.told { self.run.pace.grace } else { Duration::ZERO };
             if self.watch.why().is_none() {
                 self.child.terminate();
             }
@@ -301,15 +292,43 @@ impl Session<'_> {
             self.turn();
         }
         self.lost |= !self.watch.provable(ended);
-        if release {
-            let_go(self.keeper, self.signals, self.lost, self.say);
-        }
         let own = self.child.reap();
-        match self.watch.why() {
+        let outcome = match self.watch.why() {
             Some(Why::Overran) => Outcome::Overran,
             Some(Why::Silent | Why::Lost | Why::Orphaned) => Outcome::Lost,
             None if self.lost && own == Outcome::Ended(0) => Outcome::Lost,
             None => own,
+        };
+        self.link.ended(outcome);
+        if self.run.release {
+            self.release();
+        }
+        outcome
+    }
+
+    fn release(&mut self) {
+        let keeper = match std::mem::replace(&mut self.keeping, Kept::Gone) {
+            Kept::Here(mut store, _) => return let_go(&mut *store, &self.lease, self.lost, self.say),
+            Kept::There(keeper) => keeper,
+            Kept::Gone => return,
+        };
+        keeper.release();
+        let end = Moment::now() + RELEASE_LIMIT;
+        loop {
+            for news in keeper.news() {
+                match news {
+                    News::Released(answer) => return told_free(answer, self.lost, self.say),
+                    News::Gone => return,
+                    _ => {}
+                }
+            }
+            let left = Moment::now().until(end);
+            if left.is_zero() || sys::wait_readable(&[keeper.wake().as_raw_fd()], Some(left)).is_err() {
+                if !self.lost {
+                    (self.say)(Event::NotReleased("no answer in time"));
+                }
+                return;
+            }
         }
     }
 
@@ -333,9 +352,11 @@ impl Session<'_> {
         matches!(action, Action::Kill(_))
     }
 
-    /// What the keeper and the signals tell.
+    /// What the heartbeat and the signals tell.
     fn hear(&mut self) {
-        for news in self.keeper.news() {
+        self.start_heartbeat();
+        let news = if let Kept::There(keeper) = &self.keeping { keeper.news() } else { Vec::new() };
+        for news in news {
             match news {
                 News::Kept(deadline) => {
                     self.watch.kept(deadline);
@@ -343,11 +364,11 @@ impl Session<'_> {
                 }
                 News::Late(error) => (self.say)(Event::Late(&error)),
                 News::Lost(why) => self.lose(&why),
-                News::Gone if !self.gone => {
-                    self.gone = true;
+                News::Gone => {
+                    self.keeping = Kept::Gone;
                     self.lose(&Lost::Unproven("the heartbeat ended by a bug".into()));
                 }
-                _ => {}
+                News::Released(_) => {}
             }
         }
         while let Some(signal) = self.signals.next() {
@@ -356,6 +377,22 @@ impl Session<'_> {
                 self.child.pass(signal, signals::for_group(signal));
             }
         }
+    }
+
+    /// Hands the store over once the first heartbeat is due.
+    fn start_heartbeat(&mut self) {
+        let now = Moment::now();
+        let store = match std::mem::replace(&mut self.keeping, Kept::Gone) {
+            Kept::Here(store, at) if now >= at => store,
+            other => return self.keeping = other,
+        };
+        self.keeping = match Keeper::start(store, self.lease.clone(), self.run.pace, self.by_life) {
+            Ok(keeper) => Kept::There(keeper),
+            Err((error, store)) => {
+                (self.say)(Event::Late(&StoreError::Unavailable(error.to_string())));
+                Kept::Here(store, now + self.run.pace.op / 4)
+            }
+        };
     }
 
     fn lose(&mut self, why: &Lost) {
@@ -370,13 +407,18 @@ impl Session<'_> {
         }
     }
 
-    /// Until a signal or news comes, or this moment.
+    /// Until a signal or news comes, the heartbeat is due, or this moment.
     fn sleep(&self, until: Moment) {
-        let armed = sys::arm(self.timer, until.0);
-        let fds = [self.signals.fd().as_raw_fd(), self.timer.as_raw_fd(), self.keeper.wake().as_raw_fd()];
-        // What a dead thread leaves is always readable.
-        let fds = if self.gone { &fds[..2] } else { &fds[..] };
-        if armed.and_then(|()| sys::wait_readable(fds, None)).is_err() {
+        let mut fds = vec![self.signals.fd().as_raw_fd(), self.timer.as_raw_fd()];
+        let until = match &self.keeping {
+            Kept::Here(_, at) => until.min(*at),
+            Kept::There(keeper) => {
+                fds.push(keeper.wake().as_raw_fd());
+                until
+            }
+            Kept::Gone => until,
+        };
+        if sys::arm(self.timer, until.0).and_then(|()| sys::wait_readable(&fds, None)).is_err() {
             std::thread::sleep(SWEEP); // without a timer the loop goes on by itself
         }
     }

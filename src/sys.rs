@@ -302,6 +302,7 @@ struct Start<'a> {
     ignore_sigpipe: bool,
     ignore_sigchld: bool,
     closed: usize,
+    umask: usize,
     error: libc::c_int,
 }
 
@@ -320,6 +321,9 @@ extern "C" fn start(argument: *mut libc::c_void) -> libc::c_int {
         }
         libc::signal(libc::SIGPIPE, if start.ignore_sigpipe { libc::SIG_IGN } else { libc::SIG_DFL });
         libc::signal(libc::SIGCHLD, if start.ignore_sigchld { libc::SIG_IGN } else { libc::SIG_DFL });
+        if start.umask != NO_UMASK {
+            libc::umask(start.umask as libc::mode_t);
+        }
         for fd in 0..3 {
             if start.closed & 1 << fd != 0 {
                 libc::close(fd);
@@ -359,6 +363,7 @@ pub fn spawn(program: &Program, mask: Mask, own_group: bool) -> io::Result<i32> 
         ignore_sigpipe: SIGPIPE_WAS_IGNORED.load(Ordering::Relaxed),
         ignore_sigchld: SIGCHLD_WAS_IGNORED.load(Ordering::Relaxed),
         closed: WERE_CLOSED.load(Ordering::Relaxed),
+        umask: UMASK.load(Ordering::Relaxed),
         error: 0,
     };
     let mut stack = Vec::<u128>::with_capacity(STACK / size_of::<u128>()); // not written: no page of it is touched
@@ -517,15 +522,22 @@ pub fn may_execute(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets this thread create files with exactly the modes that it asks for, and no other thread: the
-/// umask is the command's (unshare(2), umask(2)).
-pub fn own_umask() {
-    // SAFETY: changes attributes of this thread only.
-    unsafe {
-        if libc::unshare(libc::CLONE_FS) == 0 {
-            libc::umask(0);
-        }
-    }
+/// Lets this process create files with exactly the modes that it asks for; the command gets the
+/// caller's umask back.
+pub fn clear_umask() {
+    // SAFETY: changes one attribute of this process.
+    let old = unsafe { libc::umask(0) };
+    let _ = UMASK.compare_exchange(NO_UMASK, old as usize, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+const NO_UMASK: usize = usize::MAX;
+/// The umask of the caller, once it is cleared.
+static UMASK: AtomicUsize = AtomicUsize::new(NO_UMASK);
+
+/// Ends this process at once, without what an exit would clean up.
+pub fn exit_now() -> ! {
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(0) }
 }
 
 /// Dies of a signal, without a core file of its own; 128+N where the signal can't kill us (PID 1).
@@ -563,6 +575,13 @@ pub fn lock_byte(file: &File, at: u64) -> io::Result<bool> {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// Unlocks it again, also for the processes that share this open file description.
+pub fn unlock_byte(file: &File, at: u64) {
+    let lock = byte_lock(libc::F_UNLCK, at);
+    // SAFETY: `lock` is initialised and only read.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
 }
 
 /// Has another open file description locked this byte?

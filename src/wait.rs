@@ -4,10 +4,10 @@
 //! believed too short. Busy never becomes an error, and an unavailable store is asked again until the
 //! wait ends; a denial is final.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::sleep;
 use std::time::Duration;
 
-use crate::clock::Moment;
+use crate::clock::{Moment, jittered};
 use crate::lock::{Holding, Lease, Request};
 use crate::pace;
 use crate::store::{Acquired, After, Store, StoreError};
@@ -44,51 +44,15 @@ pub enum Taken {
     Busy(InTheWay),
     /// With an error.
     Failed(StoreError),
-    /// Told to stop.
-    Abandoned,
 }
 
-/// Lets the main thread stop the asking without a race: once `abandon` is set and `asking` is clear,
-/// no further request is sent.
-#[derive(Default)]
-pub struct Switch {
-    /// Since when a request is under way, µs of CLOCK_BOOTTIME; 0 for none.
-    asking: AtomicU64,
-    abandon: AtomicBool,
-}
-
-impl Switch {
-    /// Stops the asking; waits a moment for a request that is under way.
-    pub fn abandon(&self, at_most: Duration) {
-        self.abandon.store(true, Ordering::SeqCst);
-        let end = Moment::now() + at_most;
-        while self.asking.load(Ordering::SeqCst) != 0 && Moment::now() < end {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    fn ask<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
-        self.asking.store(Moment::now().0.max(1), Ordering::SeqCst);
-        let answer = (!self.abandon.load(Ordering::SeqCst)).then(work);
-        self.asking.store(0, Ordering::SeqCst);
-        answer
-    }
-
-    /// How long the request that is under way has been.
-    pub fn asking_for(&self) -> Duration {
-        match self.asking.load(Ordering::SeqCst) {
-            0 => Duration::ZERO,
-            since => Moment(since).until(Moment::now()),
-        }
-    }
-}
-
-/// Asks until the lock is ours or patience ends. `say` hears of the first failure.
+/// Asks until the lock is ours or patience ends. `asking` hears when a request begins and ends, `say` of
+/// the first failure.
 pub fn take(
     store: &mut dyn Store,
     request: &Request,
     patience: &Patience,
-    switch: &Switch,
+    asking: &dyn Fn(bool),
     say: &mut dyn FnMut(&Result<InTheWay, StoreError>),
 ) -> Taken {
     let began = Moment::now();
@@ -98,7 +62,9 @@ pub fn take(
     let mut after = None;
     loop {
         let asked = Moment::now();
-        let Some(answer) = switch.ask(|| store.acquire(request)) else { return Taken::Abandoned };
+        asking(true);
+        let answer = store.acquire(request);
+        asking(false);
         let waited = began.until(Moment::now());
         let (trouble, pause) = match answer {
             Ok(Acquired::Granted { fence, slot, ttl, after: over }) => {
@@ -109,17 +75,17 @@ pub fn take(
                     late += 1;
                     continue;
                 }
-                return Taken::Lease(Lease { claim: request.claim.clone(), fence, slot, ttl, deadline }, after);
+                return Taken::Lease(Lease { claim: request.claim.clone(), fence, slot, ttl, asked, deadline }, after);
             }
             Ok(Acquired::Busy { holders, waiting, own_parent, retry_in, .. }) => {
                 let way = InTheWay { holders, waiting, own_parent, waited };
                 if own_parent {
                     return Taken::Busy(way);
                 }
-                (Ok(way), if request.queue { retry_in } else { patience.delay })
+                (Ok(way), if request.queue { retry_in } else { jittered(patience.delay) })
             }
             Err(StoreError::Denied(words)) => return Taken::Failed(StoreError::Denied(words)),
-            Err(error) => (Err(error), patience.delay.max(Duration::from_millis(200))),
+            Err(error) => (Err(error), jittered(patience.delay.max(Duration::from_millis(200)))),
         };
         let now = Moment::now();
         let over = end.is_some_and(|end| now >= end) || patience.tries.is_some_and(|most| tries >= most);
@@ -137,10 +103,10 @@ pub fn take(
         if trouble.is_ok() && request.queue {
             // A hint only: ask again in any case, but not at once where it can't be waited for.
             if store.await_change(&request.claim, left).is_err() {
-                std::thread::sleep(left.min(Duration::from_millis(200)));
+                sleep(left.min(Duration::from_millis(200)));
             }
         } else {
-            std::thread::sleep(left);
+            sleep(left);
         }
     }
 }

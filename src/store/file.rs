@@ -7,7 +7,7 @@
 //! Waiters do the same, and sleep on a named pipe each; a release wakes the first.
 
 use std::collections::HashMap;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -55,6 +55,9 @@ pub struct Files {
     boot: String,
     /// The kernel locks of this process, by their byte.
     proofs: HashMap<u64, Proof>,
+    /// The common file whose bytes this process locks. The guard shares it: a lock ends when it is undone,
+    /// or when the last of the two is gone.
+    alive: Option<File>,
     /// The lease that this process keeps, should its record get lost.
     own: Option<Holder>,
     /// How long a call may wait for a bucket lock.
@@ -63,7 +66,7 @@ pub struct Files {
 
 /// Opens the store; makes the directory only where it is the default of this user.
 pub fn open(url: &str) -> Result<Box<dyn Store>, StoreError> {
-    sys::own_umask();
+    sys::clear_umask();
     let (mut dir, prefix) = directory(url).map_err(StoreError::Denied)?;
     let boot = boot_id().map_err(|error| StoreError::Denied(format!("cannot read the boot id: {error}; is /proc mounted?")))?;
     if !dir.is_dir() {
@@ -102,7 +105,7 @@ fn micros(span: Duration) -> u64 {
 
 impl Files {
     fn new(dir: PathBuf, boot: String) -> Files {
-        Files { disk: Disk { dir }, boot, proofs: HashMap::new(), own: None, op: Duration::from_secs(5) }
+        Files { disk: Disk { dir }, boot, proofs: HashMap::new(), alive: None, own: None, op: Duration::from_secs(5) }
     }
 
     /// Runs `work` under the bucket lock of a name.
@@ -256,6 +259,10 @@ impl Holder {
 }
 
 impl Store for Files {
+    fn prepare(&mut self) -> Result<(), StoreError> {
+        self.alive_bytes().map(drop)
+    }
+
     fn acquire(&mut self, request: &Request) -> Result<Acquired, StoreError> {
         let claim = &request.claim;
         self.under_lock(&claim.name, |store| {

@@ -4,10 +4,8 @@ use std::path::Path;
 
 use crate::args::TakeArgs;
 use crate::config::Format;
-use crate::keeper::Keeper;
 use crate::outcome::Outcome;
-use crate::signals::Signals;
-use crate::supervise::{let_go, obtain};
+use crate::supervise::{guarded, let_go, obtain};
 use crate::{config, report, store};
 
 /// Takes a lease. One whose token can't be printed is released again.
@@ -19,29 +17,29 @@ pub fn run(args: TakeArgs, format: Option<&str>, config_file: Option<&Path>) -> 
     let voice =
         report::Voice { name: take.request.claim.name.clone(), store: store::shown(&take.store), quiet: take.quiet, verbose: take.verbose };
     let say = |event: crate::supervise::Event| voice.hear(&event);
-    let started =
-        Signals::block().and_then(|signals| Ok((signals, Keeper::start(take.store.clone(), take.request.clone(), take.patience, None)?)));
-    let (signals, keeper) = match started {
-        Ok(started) => started,
-        Err(error) => return report::fail(Outcome::System, &error.to_string()),
-    };
-    let lease = match obtain(&take, &keeper, &signals, None, &say) {
-        Ok(lease) => lease,
-        Err(outcome) => return outcome,
-    };
-    if let Some(number) = signals.told() {
-        let_go(&keeper, &signals, false, &say);
-        return Outcome::Signalled(number);
-    }
-    let text = match format {
-        Format::Token => format!("{}\n", lease.claim.token.as_str()),
-        // A store that needs its password is left as the caller named it.
-        Format::Env => report::exports(&lease, Some(store::handed(&take.store)).filter(|handed| *handed == take.store).as_deref()),
-        Format::Json => report::lease_json(&lease, &voice.store),
-    };
-    let outcome = report::print(&text, Outcome::Done);
-    if outcome != Outcome::Done {
-        let_go(&keeper, &signals, false, &say);
-    }
-    outcome
+    guarded(&take, &say, |mut store, link, signals| {
+        let lease = match obtain(&take, &mut *store, link, &say) {
+            Ok(lease) => lease,
+            Err(outcome) => return outcome,
+        };
+        if let Err(error) = link.start() {
+            let_go(&mut *store, &lease, false, &say);
+            return report::fail(Outcome::System, &error.to_string());
+        }
+        if let Some(number) = signals.told() {
+            let_go(&mut *store, &lease, false, &say);
+            return Outcome::Signalled(number);
+        }
+        let text = match format {
+            Format::Token => format!("{}\n", lease.claim.token.as_str()),
+            // A store that needs its password is left as the caller named it.
+            Format::Env => report::exports(&lease, Some(store::handed(&take.store)).filter(|handed| *handed == take.store).as_deref()),
+            Format::Json => report::lease_json(&lease, &voice.store),
+        };
+        let outcome = report::print(&text, Outcome::Done);
+        if outcome != Outcome::Done {
+            let_go(&mut *store, &lease, false, &say);
+        }
+        outcome
+    })
 }

@@ -26,5 +26,5 @@ pub fn run(mut args: RunArgs, config_file: Option<&Path>) -> Outcome {
     let voice =
         report::Voice { name: run.take.request.claim.name.clone(), store: shown_store, quiet: run.take.quiet, verbose: run.take.verbose };
     let handed = store::handed(&run.take.store);
-    supervise::run(run, &path, &command, handed, &|event| voice.hear(&event))
+    supervise::run(&run, &path, &command, handed, &|event| voice.hear(&event))
 }

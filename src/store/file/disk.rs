@@ -112,7 +112,7 @@ impl Disk {
 
     /// Makes a file or directory of the store, to be used by whom the store's directory is: with its
     /// mode, and where root makes it in somebody's directory, with its owner. Nobody ever sees it half
-    /// made. (The umask is not in the way: `sys::own_umask`.)
+    /// made. (The umask is not in the way: `sys::clear_umask`.)
     pub fn make<T>(&self, path: &Path, make: impl FnOnce(&Path, u32) -> io::Result<T>) -> io::Result<T> {
         let store = fs::metadata(&self.dir)?;
         let mode = store.mode() & 0o777;

@@ -16,9 +16,8 @@ use crate::sys;
 /// What has not been used for this long is removed.
 const UNUSED: Duration = Duration::from_secs(30 * 86_400);
 
-/// A kernel lock that this process holds, and the pipe that it can be woken by.
+/// What belongs to a kernel lock that this process holds: for a waiter, the pipe that it is woken by.
 pub struct Proof {
-    lock: File,
     pub pipe: Option<File>,
 }
 
@@ -38,7 +37,8 @@ impl Files {
     /// Does the kernel lock that this process holds still prove anything to others? Not where the
     /// common file was deleted. (A lease of another process is not ours to judge.)
     pub fn still_proves(&self, id: Option<u64>) -> bool {
-        id.and_then(|id| self.proofs.get(&id)).is_none_or(|proof| self.disk.is_still(&proof.lock, "alive", "bytes"))
+        let own = id.is_some_and(|id| self.proofs.contains_key(&id));
+        !own || self.alive.as_ref().is_some_and(|file| self.disk.is_still(file, "alive", "bytes"))
     }
 
     /// Takes the kernel lock of a holder of this name; false if another process has it.
@@ -59,13 +59,29 @@ impl Files {
     /// Takes the kernel lock of a byte for as long as this process (and store) lives.
     fn lock_byte(&mut self, id: u64, with_pipe: bool) -> Result<bool, StoreError> {
         let path = self.disk.dir.join("alive").join("bytes");
-        let lock = self.disk.open_shared("alive", "bytes")?;
-        if !sys::lock_byte(&lock, id).map_err(|error| trouble(&path, &error))? {
+        if !sys::lock_byte(self.alive_bytes()?, id).map_err(|error| trouble(&path, &error))? {
             return Ok(false);
         }
-        let pipe = if with_pipe { Some(self.make_pipe(id)?) } else { None };
-        self.proofs.insert(id, Proof { lock, pipe });
+        self.proofs.insert(id, Proof { pipe: None });
+        if with_pipe {
+            match self.make_pipe(id) {
+                Ok(pipe) => drop(self.proofs.insert(id, Proof { pipe: Some(pipe) })),
+                Err(error) => {
+                    self.forget(id);
+                    return Err(error);
+                }
+            }
+        }
         Ok(true)
+    }
+
+    /// The common file, opened once, and again where somebody has put another one in its place.
+    pub fn alive_bytes(&mut self) -> Result<&File, StoreError> {
+        let opened = match self.alive.take().filter(|file| !self.proofs.is_empty() || self.disk.is_still(file, "alive", "bytes")) {
+            Some(file) => file,
+            None => self.disk.open_shared("alive", "bytes")?,
+        };
+        Ok(self.alive.insert(opened))
     }
 
     fn make_pipe(&self, id: u64) -> Result<File, StoreError> {
@@ -78,7 +94,11 @@ impl Files {
     }
 
     pub fn forget(&mut self, id: u64) {
-        if self.proofs.remove(&id).is_none_or(|proof| proof.pipe.is_some()) {
+        let proof = self.proofs.remove(&id);
+        if let (Some(_), Some(file)) = (&proof, &self.alive) {
+            sys::unlock_byte(file, id);
+        }
+        if proof.is_none_or(|proof| proof.pipe.is_some()) {
             let _ = fs::remove_file(self.disk.pipe_path(id));
         }
     }
