@@ -76,3 +76,37 @@ pub fn signal(child: &Child, number: i32) {
     // SAFETY: the child is not reaped yet, so the pid is its own.
     unsafe { libc::kill(i32::try_from(child.id()).unwrap(), number) };
 }
+
+/// The process that a running `dlock run` has forked to supervise its command.
+pub fn supervisor(child: &Child) -> String {
+    let pid = child.id();
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let mut found = String::new();
+    until("the supervisor is there", || {
+        found = std::fs::read_to_string(&path).unwrap_or_default();
+        found.split(' ').any(|pid| !pid.is_empty())
+    });
+    found.split(' ').next().unwrap().to_owned()
+}
+
+/// Sends a signal to a process by its pid, as somebody at a shell would.
+pub fn kill(pid: &str, name: &str) {
+    assert!(Command::new("kill").args([&format!("-{name}"), "--", pid]).stderr(Stdio::null()).status().is_ok());
+}
+
+/// Living processes, other than dlock's own, that carry this mark in their environment: all that
+/// descends from a command which was started with it.
+pub fn marked(mark: &str) -> Vec<String> {
+    let wanted = format!("MARK={mark}");
+    let pids = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let of_mark = pids.filter(|pid| pid.bytes().all(|byte| byte.is_ascii_digit())).filter(|pid| {
+        let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environ.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes())
+    });
+    of_mark
+        .filter(|pid| {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            lives(pid) && !["dlock", "lease-keeper", "heartbeat"].contains(&name.trim())
+        })
+        .collect()
+}

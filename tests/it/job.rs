@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use crate::harness::{signal, text, until};
+use crate::harness::{kill, signal, supervisor, text, until};
 use crate::redis::{Site, on_each_store};
 
 const DLOCK: &str = env!("CARGO_BIN_EXE_dlock");
@@ -108,9 +108,12 @@ fn a_run_frozen_for_longer_than_its_ttl_goes_on_where_a_kernel_lock_keeps_it() {
     let at = Site::file();
     let child = at.start(&["run", "-r", "x", "-t", "1s", "--", "sh", "-c", "sleep 3; echo done"]);
     until("held", || at.held("x"));
+    let hidden = supervisor(&child);
     signal(&child, libc::SIGSTOP);
+    kill(&hidden, "STOP");
     sleep(Duration::from_secs(2));
     assert_eq!(at.code(&["run", "-r", "x", "--", "true"]), 75, "nobody enters while it lives");
+    kill(&hidden, "CONT");
     signal(&child, libc::SIGCONT);
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "done\n"), "{output:?}");
@@ -131,7 +134,7 @@ fn taking_over_from_the_dead_or_from_a_broken_record_is_said_once() {
     let at = Site::file();
     let mut child = at.start(&["run", "-r", "x", "-t", "1s", "--label", "gone", "--", "sleep", "60"]);
     until("held", || at.held("x"));
-    signal(&child, libc::SIGKILL);
+    kill(&supervisor(&child), "KILL");
     child.wait().unwrap();
     let output = at.run(&["run", "-r", "x", "-w", "10s", "--", "true"]);
     let words = text(&output.stderr);

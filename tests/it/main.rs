@@ -6,6 +6,7 @@ mod config; // options over environment over files
 mod conformance; // the contract of a store, one test a promise a store
 mod disk; // what can happen to the files of a store
 mod generated; // man pages, completions and README against the code
+mod guard; // dlock itself is killed or stopped
 mod harness; // stores of their own for each test, and the binary with a pinned environment
 mod job; // the verbs inside a job, what is printed for scripts
 mod lease; // acquire, refresh, release, status, list, break

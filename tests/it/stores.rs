@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::harness::{lives, signal, text, until};
+use crate::harness::{kill, lives, signal, supervisor, text, until};
 use crate::redis::{Redis, Site, free_port, on_each_store};
 
 on_each_store!(
@@ -249,10 +249,10 @@ fn who_does_not_wait_on_redis_does_not_wait_for_the_dead_either() {
             child
         })
         .collect();
-    signal(&holder, libc::SIGKILL);
+    kill(&supervisor(&holder), "KILL");
     holder.wait().unwrap();
     for mut waiter in waiters {
-        signal(&waiter, libc::SIGKILL);
+        signal(&waiter, libc::SIGKILL); // its supervisor dies with it
         waiter.wait().unwrap();
     }
     until("entered", || at.code(&["run", "-n", "-r", "x", "--", "true"]) == 0);

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::harness::{Fixture, lives, signal, text, until};
+use crate::harness::{Fixture, kill, lives, signal, text, until};
 use crate::redis::{Site, on_each_store};
 
 on_each_store!(
@@ -22,10 +22,6 @@ on_each_store!(
 fn written(path: &Path, lines: usize) -> Vec<String> {
     until("the command runs", || fs::read_to_string(path).is_ok_and(|text| text.matches('\n').count() >= lines));
     fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect()
-}
-
-fn kill(pid: &str, name: &str) {
-    assert!(Command::new("kill").args([&format!("-{name}"), pid]).stderr(Stdio::null()).status().is_ok());
 }
 
 fn start(at: &Fixture, options: &[&str], line: &str) -> Child {
