@@ -168,10 +168,16 @@ impl Redis {
 
     fn explain(&self, error: &RedisError) -> StoreError {
         let shown = self.target.shown();
-        let mut words = match (error.code(), error.detail()) {
-            (Some(code), Some(detail)) => format!("{code} {detail}"),
-            _ => error.to_string(),
+        // The first of a pipeline's errors is the cause of the others.
+        let server = error.clone().into_server_errors();
+        let mut words = match server.as_deref().and_then(|errors| errors.first()) {
+            Some((_, error)) => format!("{} {}", error.code(), error.details().unwrap_or_default()).trim_end().to_owned(),
+            None => error.to_string(),
         };
+        // What Redis says before a login depends on the length of the request.
+        if words.contains("unauthenticated") {
+            words = "NOAUTH Authentication required".into();
+        }
         // What follows repeats the script, or arguments and with them the password.
         for rest in [", script: ", " script: ", ", with args beginning with"] {
             words.truncate(words.find(rest).unwrap_or(words.len()));
@@ -187,9 +193,12 @@ impl Redis {
         if has("MOVED") || has("CROSSSLOT") || has("ASK ") {
             return StoreError::Denied(format!("{shown}: {words}: this server is part of a cluster; use a single one"));
         }
-        let login = ["NOAUTH", "WRONGPASS", "ERR invalid password", "unauthenticated", "AUTH <password> called"];
+        let login = ["NOAUTH", "WRONGPASS", "ERR invalid password"];
         if login.iter().any(|code| has(code)) {
             return StoreError::Denied(format!("{shown}: {words}; give the password by DLOCK_PASSWORD"));
+        }
+        if has("AUTH <password> called") {
+            return StoreError::Denied(format!("{shown}: {words}; it wants no password, so give none"));
         }
         let person = ["NOPERM", "WRONGTYPE", "DENIED", "DB index is out of range", "can't run this command", "unknown command"];
         if person.iter().any(|code| has(code)) {
