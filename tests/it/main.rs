@@ -2,6 +2,9 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod acquire; // acquire, status and list on every store
+mod cases; // failures that people have had, on each store
+mod cases_file; // those of the command line, of descriptors and of the file store
+mod cases_redis; // those of Redis and of its URLs
 mod config; // options over environment over files
 mod conformance; // the contract of a store, one test a promise a store
 mod disk; // what can happen to the files of a store
