@@ -194,7 +194,12 @@ fn case_30_a_key_that_is_no_lock() {
     at.server().ask(&["DEL", "dlock:k"]);
     at.server().ask(&["SET", "dlock:k", "some cache text"]);
     refused(&verbs, "a value not written by dlock");
-    assert!(at.server().ask(&["GET", "dlock:k"]).contains("some cache text"));
+    at.server().ask(&["SET", "dlock:k", "cached"]);
+    for verb in ["refresh", "release"] {
+        assert_eq!(at.code(&[verb, "-r", "k", "--token", "cached"]), 80, "no token, though it reads like one");
+    }
+    assert!(at.server().ask(&["GET", "dlock:k"]).contains("cached"));
+    assert!(at.server().ask(&["PTTL", "dlock:k"]).starts_with(":-1"));
     assert!(!mark.exists());
     assert_eq!(text(&at.run(&["list"]).stdout), "");
     // The application's own key, without our prefix.

@@ -19,6 +19,11 @@ local kind = redis.call("TYPE", K).ok
 local value = false
 if kind == "string" then value = redis.call("GET", K) end
 
+-- A string without a TTL and without a record is somebody's data, even if it reads as the token does.
+local function no_lock(recorded)
+  return recorded ~= value and redis.call("PTTL", K) == -1
+end
+
 -- Names the first live waiter; its wake list is in no KEYS, so the caller pushes to it. A waiter that
 -- was woken has three seconds to ask, however rarely it was told to ask before.
 local function first_waiter()

@@ -2,9 +2,9 @@
 -- the `run` that it is in must not shorten what that run counts on.
 -- KEYS: K rec line seen   ARGV: token ttl
 if kind == "none" then return {"absent"} end
-if value ~= ARGV[1] then return {"foreign", holder(value)} end
 local ttl = tonumber(ARGV[2])
 local f = redis.call("HMGET", REC, "token", "broken_by", "keeping")
+if value ~= ARGV[1] or no_lock(f[1]) then return {"foreign", holder(value)} end
 if f[1] == value then
   if f[2] then return {"broken", f[2]} end
   if f[3] == "process" then ttl = math.max(ttl, redis.call("PTTL", K)) end
