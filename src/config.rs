@@ -61,7 +61,8 @@ pub struct Run {
 /// Reads a duration: `500ms`, `30s`, `1h30m`; a bare number is seconds.
 pub fn duration(option: &str, text: &str) -> Result<Duration, String> {
     let refuse = || format!("{option} {text:?} is no duration; write 500ms, 30s, 1h30m, or a number of seconds");
-    if text.is_empty() || text.contains(char::is_whitespace) {
+    // `1M` would be a month, and is more often a mistyped minute.
+    if text.is_empty() || text.contains(|c: char| c.is_whitespace() || c == 'M') {
         return Err(refuse());
     }
     if text.bytes().all(|byte| byte.is_ascii_digit()) {

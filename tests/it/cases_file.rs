@@ -115,7 +115,7 @@ fn case_16_half_of_the_line() {
     assert_eq!(text(&percent.stdout), "Y-%m-%d\nend\n");
     assert_eq!(text(&shell(&at, "\"$D\" run -r h --shell 'echo hi; echo there'").stdout), "hi\nthere\n");
     let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
-    assert!(readme.contains("\\%") && readme.contains("MAILTO"));
+    assert!(readme.contains("\\%") && readme.contains("MAILTO") && readme.contains("-c 'a && b > log'"));
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn case_26_arguments_come_out_as_they_went_in() {
 
 fn case_31_durations(at: &Site) {
     let ttl = |text: &str| at.run(&["run", "-r", "t", &format!("--ttl={text}"), "--", "true"]);
-    for bad in ["0", "0s", "-5s", "", "abc", " 5s", "5S", "9999999999999h", "10ms", "99999999999999999999"] {
+    for bad in ["0", "0s", "-5s", "", "abc", " 5s", "5S", "1M", "9999999999999h", "10ms", "99999999999999999999"] {
         let refused = ttl(bad);
         assert_eq!(refused.status.code(), Some(64), "{bad:?}");
         assert!(line(&refused).contains(&format!("{bad:?}")), "{refused:?}");
