@@ -350,3 +350,11 @@ fn case_64_started_with_closed_streams(at: &Site) {
     assert!(!text(&status.stderr).contains("panic") && status.status.code().is_some_and(|code| code != 70), "{status:?}");
     assert!(began.elapsed() < Duration::from_secs(20));
 }
+
+#[test]
+fn case_64_acquire_with_a_closed_stdout() {
+    let at = Fixture::file();
+    let output = shell(&at, "exec \"$D\" acquire -r q -t 30s >&-");
+    assert_eq!(output.status.code(), Some(71), "{output:?}");
+    assert!(!at.held("q"));
+}
