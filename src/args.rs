@@ -249,7 +249,17 @@ pub fn parse(words: &[OsString], tail: impl FnOnce() -> String) -> Result<Args, 
             let again = command().after_help(tail()).try_get_matches_from(words);
             Refused::Shown(again.map_or_else(|help| help.to_string(), |_| String::new()))
         }
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let verbs: Vec<_> = command().get_subcommands().map(|verb| verb.get_name().to_owned()).collect();
+            Refused::Usage(format!("what to do? {}; see --help", verbs.join(", ")))
+        }
         ErrorKind::DisplayVersion => Refused::Shown(error.to_string()),
-        _ => Refused::Usage(error.to_string()),
+        _ => {
+            // One line an event: what is wrong, without the usage that --help shows.
+            let text = error.to_string();
+            let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:"));
+            let lines: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
+            Refused::Usage(format!("{}; see --help", lines.join(" ")))
+        }
     })
 }

@@ -193,6 +193,26 @@ fn processes() -> HashMap<i32, Entry> {
     .collect()
 }
 
+/// The values that two variables had together in the environment of each process above this one, the
+/// nearest first, as far as this user may read them.
+pub fn above(variables: [&str; 2]) -> Vec<[String; 2]> {
+    let all = processes();
+    let mut found = Vec::new();
+    let mut at = sys::own_pid();
+    while let Some(entry) = all.get(&at).filter(|entry| entry.parent > 0) {
+        at = entry.parent;
+        let environ = fs::read(format!("/proc/{at}/environ")).unwrap_or_default();
+        let value = |name: &str| {
+            let of = |text: &[u8]| Some(text.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?.to_vec());
+            environ.split(|byte| *byte == 0).find_map(of).and_then(|value| String::from_utf8(value).ok())
+        };
+        if let [Some(first), Some(second)] = variables.map(value) {
+            found.push([first, second]);
+        }
+    }
+    found
+}
+
 /// Kills processes: stops all first, so that nothing forks away meanwhile.
 pub fn kill(pids: &[i32]) {
     for signal in [libc::SIGSTOP, libc::SIGKILL] {

@@ -11,7 +11,7 @@ use crate::args::{At, RunArgs, TakeArgs};
 use crate::lock::{Claim, Keeping, Mode, Name, Owner, Request, Token, duration_words};
 use crate::pace::{self, Pace};
 use crate::wait::Patience;
-use crate::{outcome, store, sys};
+use crate::{child, outcome, store, sys};
 
 mod files;
 
@@ -180,6 +180,13 @@ fn inherited(name: &Name) -> Option<Token> {
     if same { env::var("DLOCK_TOKEN").ok().and_then(|text| Token::new(&text).ok()) } else { None }
 }
 
+/// The token of a job further up that holds this resource, where this dlock runs in the job of another.
+fn inherited_from_above(name: &Name) -> Option<Token> {
+    env::var_os("DLOCK_RESOURCE")?;
+    let above = child::above(["DLOCK_RESOURCE", "DLOCK_TOKEN"]);
+    above.into_iter().find(|[resource, _]| resource == name.as_str()).and_then(|[_, token]| Token::new(&token).ok())
+}
+
 /// A token that must be there.
 pub fn claim(option: Option<String>, name: &Name) -> Result<Claim, String> {
     let token = token(option, name)?.ok_or("which lease? give --token, as acquire printed it, or set DLOCK_TOKEN and DLOCK_RESOURCE")?;
@@ -240,7 +247,7 @@ fn taken(args: TakeArgs, keeping: Keeping, program: String, config: Option<&Path
         Some(text) => text.parse().map_err(|_| format!("--busy-code {text:?} is not in 0–255"))?,
     };
     let queue = wait.is_some_and(|wait| wait.is_none_or(|limit| !limit.is_zero()));
-    let parent = inherited(&place.name);
+    let parent = inherited(&place.name).or_else(|| inherited_from_above(&place.name));
     let request = Request {
         claim: Claim { name: place.name, token: Token::random() },
         owner: owner(program, args.label),

@@ -67,6 +67,8 @@ pub fn print(text: &str, outcome: Outcome) -> Outcome {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => outcome,
+        // A reader that has seen enough is no news: die as others do.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Outcome::Died(libc::SIGPIPE),
         Err(error) => fail(Outcome::System, &format!("cannot write to standard output: {error}")),
     }
 }
@@ -104,7 +106,8 @@ fn held(holding: &Holding) -> String {
         if holding.keeping == Some(Keeping::Process) {
             return "a live dlock run whose record was lost".into();
         }
-        return format!("a client that left no record, expires in {}", about(holding.expires_in));
+        let when = if holding.expires_in.is_zero() { String::new() } else { format!(", expires in {}", about(holding.expires_in)) };
+        return format!("a client that left no record{when}");
     };
     let mut words = who(owner);
     if let Some(at) = holding.acquired_at_us {
@@ -207,6 +210,7 @@ impl Voice {
                     Lost::Absent => "its record is gone from the store".into(),
                     Lost::Foreign(holding) => format!("now held by {}", held(holding)),
                     Lost::Broken { by } => format!("broken by {}", who(by)),
+                    Lost::Odd(words) => words.clone(),
                     Lost::Unproven(words) => format!("its deadline has passed and the store can't be asked: {words}"),
                 }
             )),
@@ -223,7 +227,11 @@ impl Voice {
                 say_beside(&format!("the process that keeps '{name}' stands still: killed the command before its lease was over"));
             }
             Event::Stopping(Why::Overran) => say_beside("stopping the command after --max-runtime"),
-            Event::NotReleased(words) => say_beside(&format!("could not release '{name}', it expires by itself: {words}")),
+            Event::Overran(limit) => say_beside(&format!("stopping the command after --max-runtime {}", duration_words(*limit))),
+            Event::NotReleased(words, left) if left.is_zero() => say_beside(&format!("could not release '{name}': {words}")),
+            Event::NotReleased(words, left) => {
+                say_beside(&format!("could not release '{name}', it expires in {}: {words}", about(*left)));
+            }
             Event::Trouble(words) => say_beside(words),
         }
     }

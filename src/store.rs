@@ -70,6 +70,8 @@ pub enum Lost {
         /// Who.
         by: Owner,
     },
+    /// What is there is no lock: its kind, in words.
+    Odd(String),
     /// Its deadline has passed and the store can't be asked, for this reason.
     Unproven(String),
 }

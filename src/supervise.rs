@@ -37,8 +37,10 @@ pub enum Event<'a> {
     Lost(&'a Lost),
     /// The command is being stopped.
     Stopping(Why),
-    /// The release failed: the lease runs out by itself.
-    NotReleased(&'a str),
+    /// The command is being stopped after this long (`--max-runtime`).
+    Overran(Duration),
+    /// The release failed: the lease runs out by itself, in so long.
+    NotReleased(&'a str, Duration),
     /// The guard had to act.
     Guarded(Deed),
     /// The system refused something.
@@ -217,15 +219,16 @@ fn variables(lease: &Lease, store: String) -> Vec<(&'static str, String)> {
 /// Releases, and says so where it failed. It never changes the status.
 pub fn let_go(store: &mut dyn Store, lease: &Lease, lost: bool, say: &dyn Fn(Event)) {
     store.limit(RELEASE_LIMIT);
-    told_free(store.release(&lease.claim, Keeping::Process), lost, say);
+    told_free(store.release(&lease.claim, Keeping::Process), lease, lost, say);
 }
 
-fn told_free(answer: Result<Released, StoreError>, lost: bool, say: &dyn Fn(Event)) {
+fn told_free(answer: Result<Released, StoreError>, lease: &Lease, lost: bool, say: &dyn Fn(Event)) {
+    let left = Moment::now().until(lease.deadline);
     match answer {
         Ok(Released::Freed) => {}
         _ if lost => {}
-        Ok(Released::NotHeld(_) | Released::Kept(_)) => say(Event::NotReleased("it was not held any more")),
-        Err(StoreError::Unavailable(words) | StoreError::Denied(words)) => say(Event::NotReleased(&words)),
+        Ok(Released::NotHeld(_) | Released::Kept(_)) => say(Event::NotReleased("it was not held any more", Duration::ZERO)),
+        Err(StoreError::Unavailable(words) | StoreError::Denied(words)) => say(Event::NotReleased(&words, left)),
     }
 }
 
@@ -317,7 +320,7 @@ impl Session<'_> {
         loop {
             for news in keeper.news() {
                 match news {
-                    News::Released(answer) => return told_free(answer, self.lost, self.say),
+                    News::Released(answer) => return told_free(answer, &self.lease, self.lost, self.say),
                     News::Gone => return,
                     _ => {}
                 }
@@ -325,7 +328,7 @@ impl Session<'_> {
             let left = Moment::now().until(end);
             if left.is_zero() || sys::wait_readable(&[keeper.wake().as_raw_fd()], Some(left)).is_err() {
                 if !self.lost {
-                    (self.say)(Event::NotReleased("no answer in time"));
+                    (self.say)(Event::NotReleased("no answer in time", Moment::now().until(self.lease.deadline)));
                 }
                 return;
             }
@@ -344,7 +347,10 @@ impl Session<'_> {
             Action::Nothing => {}
             Action::Terminate(why) => {
                 self.child.terminate(); // first the deed, then the word
-                (self.say)(Event::Stopping(why));
+                (self.say)(match self.run.max_runtime {
+                    Some(limit) if why == Why::Overran => Event::Overran(limit),
+                    _ => Event::Stopping(why),
+                });
             }
             Action::Kill(_) => self.child.kill_tree(),
         }
@@ -359,6 +365,7 @@ impl Session<'_> {
         for news in news {
             match news {
                 News::Kept(deadline) => {
+                    self.lease.deadline = deadline;
                     self.watch.kept(deadline);
                     self.link.kill_at(self.watch.last());
                 }

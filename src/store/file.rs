@@ -7,36 +7,32 @@
 //! Waiters do the same, and sleep on a named pipe each; a release wakes the first.
 
 use std::collections::HashMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Acquired, After, Lost, Refreshed, Released, Status, Store, StoreError};
 use crate::clock::{Moment, boot_id, wall_us};
-use crate::lock::{Claim, Holding, Keeping, Mode, Name, Owner, Request, Token};
+use crate::lock::{Claim, Holding, Keeping, Mode, Name, Owner, Request};
 use crate::sys;
 
 mod disk;
 mod life;
+mod line;
 mod place;
 
-use disk::{Disk, Found, Holder, Record, Waiter};
+use disk::{Disk, Found, Holder, Record};
 use life::{Proof, holder_byte};
 pub use place::{check, complete, default_dir};
 use place::{directory, trouble};
 
 /// A waiter that was woken and has not asked again after this long loses its place.
 const WAKE_LIMIT: Duration = Duration::from_secs(2);
-/// The first in line looks by itself this often: its holder may have died without a release.
-const FIRST_LOOKS: Duration = Duration::from_secs(1);
 /// One release in so many looks for what has not been used.
 const SWEEP_EVERY: u64 = 256;
-/// All others look this often.
-const OTHERS_LOOK: Duration = Duration::from_secs(15);
-
 /// A live `run` whose record is lost.
 const UNRECORDED: Holding = Holding {
     owner: None,
@@ -60,39 +56,41 @@ pub struct Files {
     alive: Option<File>,
     /// The lease that this process keeps, should its record get lost.
     own: Option<Holder>,
+    /// Directories that are made before the first change: who only looks makes none.
+    missing: Vec<PathBuf>,
     /// How long a call may wait for a bucket lock.
     op: Duration,
 }
 
-/// Opens the store; makes the directory only where it is the default of this user.
+/// Opens the store. Its directory has to be there, unless it is the default of this user.
 pub fn open(url: &str) -> Result<Box<dyn Store>, StoreError> {
     sys::clear_umask();
-    let (mut dir, prefix) = directory(url).map_err(StoreError::Denied)?;
+    let (base, prefix) = directory(url).map_err(StoreError::Denied)?;
     let boot = boot_id().map_err(|error| StoreError::Denied(format!("cannot read the boot id: {error}; is /proc mounted?")))?;
-    if !dir.is_dir() {
-        if default_dir().as_deref() == Some(dir.as_path()) {
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(|error| trouble(&dir, &error))?;
-        } else {
-            let error = match fs::metadata(&dir) {
-                Ok(_) => io::Error::from(io::ErrorKind::NotADirectory),
-                Err(error) => error,
-            };
-            return Err(StoreError::Denied(format!("the lock directory {}: {error}; make it first", dir.display())));
+    let is_there = match fs::metadata(&base) {
+        Ok(found) if found.is_dir() => true,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && default_dir().as_deref() == Some(base.as_path()) => false,
+        found => {
+            let error = found.err().unwrap_or_else(|| io::ErrorKind::NotADirectory.into());
+            return Err(StoreError::Denied(format!("the lock directory {}: {error}; make it first", base.display())));
         }
-    }
-    if let Some(kind) = sys::remote_file_system(&dir) {
+    };
+    let existing = base.ancestors().find(|above| is_there || above.exists()).unwrap_or(&base);
+    if let Some(kind) = sys::remote_file_system(existing) {
         return Err(StoreError::Denied(format!(
             "{} is on {kind}, whose locks do not hold between hosts; use a local directory or a network store",
-            dir.display()
+            base.display()
         )));
     }
-    if let Some(prefix) = prefix {
-        let above = Disk { dir };
-        let sub = format!("prefix-{}", place::encode(&prefix));
-        above.ensure_dir(&sub)?;
-        dir = above.dir.join(sub);
+    let dir = prefix.map_or_else(|| base.clone(), |prefix| base.join(format!("prefix-{}", place::encode(&prefix))));
+    let mut files = Files::new(dir.clone(), boot);
+    if !is_there {
+        files.missing.push(base.clone());
     }
-    Ok(Box::new(Files::new(dir, boot)))
+    if dir != base && !dir.is_dir() {
+        files.missing.push(dir);
+    }
+    Ok(Box::new(files))
 }
 
 fn random() -> u64 {
@@ -105,11 +103,25 @@ fn micros(span: Duration) -> u64 {
 
 impl Files {
     fn new(dir: PathBuf, boot: String) -> Files {
-        Files { disk: Disk { dir }, boot, proofs: HashMap::new(), alive: None, own: None, op: Duration::from_secs(5) }
+        Files { disk: Disk { dir }, boot, proofs: HashMap::new(), alive: None, own: None, missing: Vec::new(), op: Duration::from_secs(5) }
+    }
+
+    /// Makes what is missing of the directory.
+    fn settle(&mut self) -> Result<(), StoreError> {
+        for dir in std::mem::take(&mut self.missing) {
+            match dir.parent().zip(dir.file_name().and_then(|name| name.to_str())) {
+                Some((base, sub)) if sub.starts_with("prefix-") => Disk { dir: base.to_owned() }.ensure_dir(sub)?,
+                _ => {
+                    fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(|error| trouble(&dir, &error))?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Runs `work` under the bucket lock of a name.
     fn under_lock<T>(&mut self, name: &Name, work: impl FnOnce(&mut Self) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        self.settle()?;
         let _bucket = self.disk.locked(name, self.op)?;
         work(self)
     }
@@ -161,67 +173,6 @@ impl Files {
         }
     }
 
-    /// The answer that it is somebody else's, or somebody else's turn; keeps a place in the line where
-    /// that is asked for. `lost`: a live holder has it whose record does not say so.
-    fn busy(&mut self, record: &mut Record, request: &Request, lost: bool) -> Result<Acquired, StoreError> {
-        let token = &request.claim.token;
-        let own_parent = record.holder.as_ref().is_some_and(|holder| request.parent.as_ref().is_some_and(|parent| *parent == holder.token));
-        let place = record.line.iter().position(|waiter| waiter.token == *token);
-        let ahead = place.unwrap_or(record.line.len());
-        let joins = request.queue && !own_parent;
-        let mut changed = joins;
-        let mut added = None;
-        match place {
-            Some(at) if joins => record.line[at].woken_us = None,
-            None if joins => {
-                let alive = self.prove_waiter()?;
-                added = Some(alive);
-                let since_us = Moment::now().0;
-                record.line.push(Waiter { token: token.clone(), owner: request.owner.clone(), alive, since_us, woken_us: None });
-            }
-            _ => {}
-        }
-        if record.holder.is_none() && !lost {
-            changed |= self.wake_first(record);
-        }
-        if changed && let Err(error) = self.disk.save(record) {
-            added.into_iter().for_each(|id| self.forget(id));
-            return Err(error);
-        }
-        let mut holders = Self::holdings(record);
-        if lost {
-            holders.push(UNRECORDED);
-        }
-        let soonest = holders.iter().map(|holding| holding.expires_in + Duration::from_millis(1)).min();
-        // The second looks as often as the first, who may be stopped.
-        let look = if ahead < 2 { FIRST_LOOKS } else { OTHERS_LOOK };
-        Ok(Acquired::Busy {
-            waiting: u32::try_from(record.line.len()).unwrap_or(u32::MAX),
-            retry_in: if ahead < 2 { soonest.unwrap_or(look).clamp(Duration::from_millis(200), look) } else { look },
-            holders,
-            own_parent,
-        })
-    }
-
-    fn leave_line(&mut self, record: &mut Record, token: &Token) -> bool {
-        let before = record.line.len();
-        let gone: Vec<u64> = record.line.iter().filter(|w| w.token == *token).map(|w| w.alive).collect();
-        record.line.retain(|waiter| waiter.token != *token);
-        gone.into_iter().for_each(|id| self.forget(id));
-        record.line.len() != before
-    }
-
-    /// Wakes the first in line through its own pipe, once; false where nothing has changed.
-    fn wake_first(&self, record: &mut Record) -> bool {
-        let Some(first) = record.line.first_mut().filter(|first| first.woken_us.is_none()) else { return false };
-        let opened = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(self.disk.pipe_path(first.alive));
-        if let Ok(mut pipe) = opened {
-            let _ = pipe.write(b"!");
-        }
-        first.woken_us = Some(Moment::now().0); // one that can't be woken loses its place as well
-        true
-    }
-
     fn holdings(record: &Record) -> Vec<Holding> {
         let now = Moment::now().0;
         record.holder.iter().map(|holder| holder.seen(now)).collect()
@@ -260,7 +211,12 @@ impl Holder {
 
 impl Store for Files {
     fn prepare(&mut self) -> Result<(), StoreError> {
-        self.alive_bytes().map(drop)
+        self.settle()?;
+        let alive = self.alive_bytes()?.metadata();
+        if alive.is_ok_and(|alive| self.disk.is_narrower(alive.mode())) {
+            self.disk.widen();
+        }
+        Ok(())
     }
 
     fn acquire(&mut self, request: &Request) -> Result<Acquired, StoreError> {
@@ -395,6 +351,9 @@ impl Store for Files {
     }
 
     fn status(&mut self, name: &Name, claim: Option<&Claim>) -> Result<Status, StoreError> {
+        if !self.missing.is_empty() {
+            return Ok(self.state(&Record::new(name, &self.boot), claim));
+        }
         // Reads without the bucket lock where it can't be had: a read-only directory still answers.
         let looked = self.under_lock(name, |store| Ok(store.state(&store.load(name)?.0, claim)));
         match looked {

@@ -347,6 +347,7 @@ impl Store for Redis {
         match (word(&answer, 0).as_deref(), holding(&answer, 1)) {
             (Some("kept"), _) => Ok(Refreshed::Kept { ttl }),
             (Some("absent"), _) => Ok(Refreshed::Lost(Lost::Absent)),
+            (Some("odd"), _) => Ok(Refreshed::Lost(Lost::Odd(self.odd(&claim.name, word(&answer, 1))))),
             (Some("broken"), _) => Ok(Refreshed::Lost(Lost::Broken { by: owner_of(word(&answer, 1)) })),
             (Some("foreign"), Some(holder)) => Ok(Refreshed::Lost(Lost::Foreign(Box::new(holder)))),
             _ => Err(self.strange()),
@@ -356,6 +357,9 @@ impl Store for Redis {
     fn release(&mut self, claim: &Claim, by: Keeping) -> Result<Released, StoreError> {
         let keys = self.keys(&claim.name, &[&format!("wake:{}", claim.token.as_str())]);
         let answer = self.script(RELEASE, &keys, &[claim.token.as_str(), keeping(by)])?;
+        if word(&answer, 0).as_deref() == Some("odd") {
+            return Err(StoreError::Denied(self.odd(&claim.name, word(&answer, 1))));
+        }
         self.wake(&claim.name, word(&answer, 1));
         match (word(&answer, 0).as_deref(), holding(&answer, 2)) {
             (Some("freed"), _) => Ok(Released::Freed),

@@ -40,6 +40,9 @@ pub fn run(args: TakeArgs, format: Option<&str>, config_file: Option<&Path>) -> 
         if outcome != Outcome::Done {
             let_go(&mut *store, &lease, false, &say);
         }
-        outcome
+        match outcome {
+            Outcome::Died(_) => report::fail(Outcome::System, "nobody reads standard output: released again"),
+            outcome => outcome,
+        }
     })
 }

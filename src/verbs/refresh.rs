@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::args::At;
 use crate::lock::{Holding, Keeping};
 use crate::outcome::Outcome;
-use crate::store::{Lost, Refreshed, Released};
+use crate::store::{Lost, Refreshed, Released, StoreError};
 use crate::{config, report};
 
 /// Renews a lease.
@@ -19,6 +19,7 @@ pub fn refresh(at: At, token: Option<String>, ttl: Option<String>, json: bool, c
         Ok(Refreshed::Kept { .. }) => Outcome::Done,
         Ok(Refreshed::Lost(Lost::Foreign(holding))) => not_held(claim.name.as_str(), Some(&holding)),
         Ok(Refreshed::Lost(Lost::Absent | Lost::Unproven(_))) => not_held(claim.name.as_str(), None),
+        Ok(Refreshed::Lost(Lost::Odd(words))) => report::store_failed(&StoreError::Denied(words)),
         Ok(Refreshed::Lost(Lost::Broken { by })) => {
             report::fail(Outcome::NotHeld, &format!("'{}' was broken by {}", claim.name, report::who(&by)))
         }

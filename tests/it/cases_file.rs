@@ -352,6 +352,23 @@ fn case_64_started_with_closed_streams(at: &Site) {
 }
 
 #[test]
+fn case_12_a_directory_is_shared_after_its_first_use() {
+    if !fs::read_to_string("/proc/self/status").unwrap().contains("\nUid:\t0\t") {
+        return; // needs a second user
+    }
+    let at = Fixture::file();
+    let mode = |path: &str, mode| fs::set_permissions(at.path(path), Permissions::from_mode(mode)).unwrap();
+    mode("", 0o755);
+    mode("store", 0o755);
+    assert!(shell(&at, "umask 077; exec \"$D\" run -r etl -- true").status.success());
+    mode("store", 0o1777);
+    assert_eq!(at.code(&["run", "-r", "etl", "--", "true"]), 0); // the owner may mend the modes here
+    let shared = as_nobody(&at, &["acquire", "-r", "e2", "-t", "20s"]);
+    assert!(shared.status.success(), "{shared:?}");
+    assert_eq!(at.code(&["run", "-r", "e2", "--", "true"]), 75);
+}
+
+#[test]
 fn case_64_acquire_with_a_closed_stdout() {
     let at = Fixture::file();
     let output = shell(&at, "exec \"$D\" acquire -r q -t 30s >&-");

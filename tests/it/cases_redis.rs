@@ -188,7 +188,7 @@ fn case_30_a_key_that_is_no_lock() {
     refused(&verbs, "a hash");
     for verb in ["refresh", "release"] {
         let code = at.code(&[verb, "-r", "k", "--token", "t"]);
-        assert!([77, 80].contains(&code), "{verb}: {code}");
+        assert_eq!(code, 77, "{verb}");
     }
     assert!(at.server().ask(&["HGETALL", "dlock:k"]).contains("\r\na\r\n$1\r\n1"));
     at.server().ask(&["DEL", "dlock:k"]);
@@ -196,7 +196,7 @@ fn case_30_a_key_that_is_no_lock() {
     refused(&verbs, "a value not written by dlock");
     at.server().ask(&["SET", "dlock:k", "cached"]);
     for verb in ["refresh", "release"] {
-        assert_eq!(at.code(&[verb, "-r", "k", "--token", "cached"]), 80, "no token, though it reads like one");
+        assert_eq!(at.code(&[verb, "-r", "k", "--token", "cached"]), 77, "no token, though it reads like one");
     }
     assert!(at.server().ask(&["GET", "dlock:k"]).contains("cached"));
     assert!(at.server().ask(&["PTTL", "dlock:k"]).starts_with(":-1"));
@@ -272,5 +272,27 @@ fn case_63_redis_on_a_unix_socket() {
         let output = run(&store, "");
         assert_eq!(output.status.code(), Some(code), "{output:?}");
         assert!(line(&output).contains(words), "{output:?}");
+    }
+}
+
+#[test]
+fn case_06_the_warning_says_until_when() {
+    let at = Site::redis();
+    let go = at.path("go");
+    let script = format!("READY; until [ -e '{}' ]; do sleep 0.02; done", go.display());
+    let (run, _) = started(&at, "y", "20s", &script);
+    at.server().signal(libc::SIGKILL);
+    fs::write(&go, "").unwrap();
+    let output = run.wait_with_output().unwrap();
+    assert!(line(&output).contains("expires in "), "{output:?}");
+}
+
+#[test]
+fn case_30_refresh_and_release_name_what_is_in_the_way() {
+    let at = Site::redis();
+    at.server().ask(&["HSET", "dlock:k", "a", "1"]);
+    for verb in ["refresh", "release"] {
+        let output = at.run(&[verb, "-r", "k", "--token", "t"]);
+        assert!(line(&output).contains("key dlock:k holds a hash"), "{output:?}");
     }
 }

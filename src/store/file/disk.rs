@@ -5,7 +5,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -125,6 +125,23 @@ impl Disk {
             let _ = fs::remove_file(&aside).or_else(|_| fs::remove_dir(&aside));
         })?;
         Ok(made)
+    }
+
+    /// Was a file made when fewer people might use the store's directory than now?
+    pub fn is_narrower(&self, mode: u32) -> bool {
+        fs::metadata(&self.dir).is_ok_and(|dir| dir.mode() & 0o666 & !mode != 0)
+    }
+
+    /// Gives what is in the directory the mode that the directory has by now, as far as this user may.
+    pub fn widen(&self) {
+        let Ok(mode) = fs::metadata(&self.dir).map(|dir| dir.mode() & 0o777) else { return };
+        let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode));
+        for sub in ["buckets", "locks", "line", "alive"].map(|sub| self.dir.join(sub)) {
+            let _ = set(&sub, mode);
+            for entry in fs::read_dir(&sub).into_iter().flatten().flatten() {
+                let _ = set(&entry.path(), mode & 0o666);
+            }
+        }
     }
 
     /// Makes a directory of the store.

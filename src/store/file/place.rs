@@ -59,7 +59,8 @@ pub fn trouble(path: &Path, error: &io::Error) -> StoreError {
             let whose = fs::metadata(path)
                 .or_else(|_| fs::metadata(path.parent().unwrap_or(path)))
                 .map_or(String::new(), |found| format!(" (owner uid {}, mode {:04o})", found.uid(), found.mode() & 0o7777));
-            StoreError::Denied(format!("{at}: {error}{whose}; use a directory that all its users may write (mode 1777)"))
+            let next = "use a directory that all its users may write (mode 1777); one that was widened later is widened inside by its owner's next run";
+            StoreError::Denied(format!("{at}: {error}{whose}; {next}"))
         }
         ReadOnlyFilesystem | NotFound => StoreError::Denied(format!("{at}: {error}")),
         _ => StoreError::Unavailable(format!("{at}: {error}")),

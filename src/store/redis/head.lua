@@ -19,9 +19,10 @@ local kind = redis.call("TYPE", K).ok
 local value = false
 if kind == "string" then value = redis.call("GET", K) end
 
--- A string without a TTL and without a record is somebody's data, even if it reads as the token does.
+-- Another type, or a string without a TTL and without a record, is somebody's data, even if it reads as
+-- the token does.
 local function no_lock(recorded)
-  return recorded ~= value and redis.call("PTTL", K) == -1
+  return kind ~= "none" and (not value or recorded ~= value and redis.call("PTTL", K) == -1)
 end
 
 -- Names the first live waiter; its wake list is in no KEYS, so the caller pushes to it. A waiter that

@@ -4,7 +4,8 @@
 if kind == "none" then return {"absent"} end
 local ttl = tonumber(ARGV[2])
 local f = redis.call("HMGET", REC, "token", "broken_by", "keeping")
-if value ~= ARGV[1] or no_lock(f[1]) then return {"foreign", holder(value)} end
+if no_lock(f[1]) then return {"odd", kind} end
+if value ~= ARGV[1] then return {"foreign", holder(value)} end
 if f[1] == value then
   if f[2] then return {"broken", f[2]} end
   if f[3] == "process" then ttl = math.max(ttl, redis.call("PTTL", K)) end

@@ -8,7 +8,8 @@ end
 redis.call("ZREM", LINE, ARGV[1])
 redis.call("HDEL", SEEN, ARGV[1])
 redis.call("DEL", KEYS[5])
-if value == ARGV[1] and not no_lock(f[1]) then
+if no_lock(f[1]) then return {"odd", kind} end
+if value == ARGV[1] then
   redis.call("DEL", K, REC)
   return {"freed", first_waiter()}
 end
