@@ -260,7 +260,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__run)
-            opts="-r -t -w -n -E -q -v -c -h --config --resource --store --ttl --wait --no-wait --retry-count --retry-delay --busy-code --label --quiet --verbose --kill-after --on-lost --max-runtime --no-release --shell --help"
+            opts="-r -t -w -n -E -q -v -c -h --config --resource --store --ttl --wait --no-wait --retry-count --retry-delay --busy-code --label --quiet --verbose --kill-after --on-lost --survivors --max-runtime --no-release --shell --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -323,6 +323,10 @@ _dlock() {
                     return 0
                     ;;
                 --on-lost)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --survivors)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

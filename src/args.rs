@@ -214,6 +214,9 @@ pub struct RunArgs {
     /// What to do with the command when the lease is lost: stop or continue [default: stop]
     #[arg(long, value_name = "WHAT")]
     pub on_lost: Option<String>,
+    /// What it leaves behind after an end by itself: ignore, wait for or kill it [default: ignore]
+    #[arg(long, value_name = "WHAT")]
+    pub survivors: Option<String>,
     /// Stop the command after this long, exit 124
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub max_runtime: Option<String>,

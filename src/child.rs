@@ -74,10 +74,21 @@ pub fn can_be_watched() -> io::Result<()> {
 
 impl Child {
     /// Starts a command that was looked up, with a few variables more, in a group of its own where
-    /// there is no terminal.
-    pub fn start(path: &Path, words: &[OsString], variables: &[(&str, String)], mask: Mask) -> Result<Child, (Outcome, String)> {
+    /// there is no terminal. What systemd meant for the pid `known_as` is for the command.
+    pub fn start(
+        path: &Path,
+        words: &[OsString],
+        variables: &[(&str, String)],
+        mask: Mask,
+        known_as: i32,
+    ) -> Result<Child, (Outcome, String)> {
         let own_group = !sys::has_terminal();
-        let inherited = env::vars_os().filter(|(name, _)| !variables.iter().any(|(ours, _)| name == ours));
+        let (known_as, mut of_pid) = (known_as.to_string(), Vec::new());
+        let inherited = env::vars_os().filter(|(name, value)| {
+            let systemd = ["LISTEN_PID", "WATCHDOG_PID"].into_iter().find(|of| name == of && *value == *known_as);
+            of_pid.extend(systemd);
+            systemd.is_none() && !variables.iter().any(|(ours, _)| name == ours)
+        });
         let ours = variables.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
         let environment: Vec<OsString> = inherited
             .chain(ours)
@@ -87,7 +98,8 @@ impl Child {
                 name
             })
             .collect();
-        match Program::new(path.as_os_str(), words, &environment).and_then(|program| sys::spawn(&program, mask, own_group)) {
+        match Program::new(path.as_os_str(), words, &environment, &of_pid).and_then(|mut program| sys::spawn(&mut program, mask, own_group))
+        {
             Ok(pid) => Ok(Child { pid, own_group, ended: None }),
             Err(error) => {
                 let (outcome, words) = match error.raw_os_error() {

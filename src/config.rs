@@ -44,6 +44,17 @@ pub struct Take {
     pub verbose: bool,
 }
 
+/// What to do with processes that the command leaves behind when it ends by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Survivors {
+    /// They were left on purpose: release.
+    Ignore,
+    /// They are part of the job: keep the lock until they have ended.
+    Wait,
+    /// They were forgotten: end them before the release.
+    Kill,
+}
+
 /// A command to be run under a lock.
 pub struct Run {
     /// The lock.
@@ -52,6 +63,8 @@ pub struct Run {
     pub pace: Pace,
     /// Stop the command when the lease is lost.
     pub stop_on_loss: bool,
+    /// What to do with what the command leaves behind.
+    pub survivors: Survivors,
     /// Release the lease at the end, or let it run out.
     pub release: bool,
     /// Stop the command after this long.
@@ -284,11 +297,17 @@ pub fn run(args: RunArgs, command: &[OsString], config: Option<&Path>) -> Result
         Some("continue") => false,
         Some(other) => return Err(format!("--on-lost {other:?} is neither stop nor continue")),
     };
+    let survivors = match args.survivors.or(settings.survivors).as_deref() {
+        None | Some("ignore") => Survivors::Ignore,
+        Some("wait") => Survivors::Wait,
+        Some("kill") => Survivors::Kill,
+        Some(other) => return Err(format!("--survivors {other:?} is none of ignore, wait, kill")),
+    };
     if take.request.ttl < pace::TTL_MIN {
         return Err(format!("--ttl {:?} is too short to be renewed in time; run needs at least 1s", duration_words(take.request.ttl)));
     }
     let pace = Pace::new(take.request.ttl, grace)?;
-    Ok(Run { take, pace, stop_on_loss, release: !args.no_release, max_runtime })
+    Ok(Run { take, pace, stop_on_loss, survivors, release: !args.no_release, max_runtime })
 }
 
 #[cfg(test)]

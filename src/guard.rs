@@ -115,6 +115,11 @@ impl Link {
         sys::parent() != self.guard
     }
 
+    /// The pid that the caller knows.
+    pub fn guard(&self) -> i32 {
+        self.guard
+    }
+
     /// Was the whole started as the first process of a container?
     pub fn is_first_process(&self) -> bool {
         self.guard == 1

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::child::{self, Child};
 use crate::clock::Moment;
-use crate::config::{Run, Take};
+use crate::config::{Run, Survivors, Take};
 use crate::guard::{self, Deed, Link, Orders, Side};
 use crate::keeper::{Keeper, News};
 use crate::lock::{Keeping, Lease};
@@ -186,7 +186,7 @@ pub fn run(run: &Run, path: &Path, command: &[OsString], handed_store: String, s
             let shown = store::shown(&run.take.store);
             return failed(StoreError::Unavailable(format!("{shown}: the answer came too late to use the lease; use a longer --ttl")), say);
         }
-        let child = match Child::start(path, command, &variables(&lease, handed_store), signals.mask()) {
+        let child = match Child::start(path, command, &variables(&lease, handed_store), signals.mask(), link.guard()) {
             Ok(child) => child,
             Err((outcome, words)) => {
                 say(Event::Trouble(&words));
@@ -277,19 +277,24 @@ impl Session<'_> {
     fn finish(mut self) -> Outcome {
         self.hear(); // also what came together with the end
         let mut ended = Moment::now();
-        if self.told || self.watch.why().is_some() || self.link.is_first_process() {
-            let kill_at = ended + if self.told { self.run.pace.grace } else { Duration::ZERO };
-            if self.watch.why().is_none() {
-                self.child.terminate();
+        let mut sweep = self.must_sweep().then_some(ended + self.run.pace.grace);
+        if sweep.is_some() || self.run.survivors == Survivors::Wait {
+            if sweep.is_some() && self.watch.why().is_none() {
+                self.child.terminate(); // while its group can still be signalled as one
             }
             self.child.reap();
             while !self.child.is_gone() {
                 let mut killing = self.turn();
-                if self.watch.why().is_none() && Moment::now() >= kill_at {
+                if sweep.is_none() && self.must_sweep() {
+                    sweep = Some(Moment::now() + self.run.pace.grace);
+                    self.child.terminate();
+                }
+                if self.watch.why().is_none() && sweep.is_some_and(|at| Moment::now() >= at) {
                     self.child.kill_tree();
                     killing = true;
                 }
-                self.sleep(if killing { Moment::now() + SWEEP } else { self.watch.next().min(kill_at) });
+                let next = self.watch.next().min(sweep.unwrap_or(Moment(u64::MAX)));
+                self.sleep(if killing { Moment::now() + SWEEP } else { next });
             }
             ended = Moment::now();
             self.turn();
@@ -307,6 +312,12 @@ impl Session<'_> {
             self.release();
         }
         outcome
+    }
+
+    /// Was this an end that leaves nothing? Only one by itself may leave something on purpose; and what
+    /// the first process of a container leaves the kernel would kill after the release.
+    fn must_sweep(&self) -> bool {
+        self.told || self.watch.why().is_some() || self.link.is_first_process() || self.run.survivors == Survivors::Kill
     }
 
     fn release(&mut self) {

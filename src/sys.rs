@@ -276,16 +276,19 @@ pub struct Program {
     path: CString,
     words: Vec<CString>,
     variables: Vec<CString>,
+    /// Variables that are to hold the program's own pid: `NAME=` and room for the number.
+    of_pid: Vec<Vec<u8>>,
 }
 
 impl Program {
-    /// Refuses strings with a NUL inside.
-    pub fn new(path: &OsStr, words: &[OsString], variables: &[OsString]) -> io::Result<Program> {
+    /// Refuses strings with a NUL inside. The variables `of_pid` get the pid of the program.
+    pub fn new(path: &OsStr, words: &[OsString], variables: &[OsString], of_pid: &[&str]) -> io::Result<Program> {
         let text = |word: &OsString| CString::new(word.as_bytes()).map_err(io::Error::from);
         Ok(Program {
             path: CString::new(path.as_bytes())?,
             words: words.iter().map(text).collect::<io::Result<_>>()?,
             variables: variables.iter().map(text).collect::<io::Result<_>>()?,
+            of_pid: of_pid.iter().map(|name| format!("{name}={}", "\0".repeat(12)).into_bytes()).collect(),
         })
     }
 }
@@ -296,6 +299,8 @@ struct Start<'a> {
     words: &'a [*const libc::c_char],
     by_shell: &'a [*const libc::c_char],
     variables: &'a [*const libc::c_char],
+    /// Where the digits of the pid go; at least 12 bytes of zeros each.
+    of_pid: &'a [*mut u8],
     mask: Mask,
     own_group: bool,
     parent: libc::pid_t,
@@ -321,6 +326,20 @@ extern "C" fn start(argument: *mut libc::c_void) -> libc::c_int {
         }
         libc::signal(libc::SIGPIPE, if start.ignore_sigpipe { libc::SIG_IGN } else { libc::SIG_DFL });
         libc::signal(libc::SIGCHLD, if start.ignore_sigchld { libc::SIG_IGN } else { libc::SIG_DFL });
+        for place in start.of_pid {
+            let mut number = libc::getpid();
+            let mut digits = 0;
+            let mut rest = number;
+            while rest > 0 {
+                digits += 1;
+                rest /= 10;
+            }
+            while digits > 0 {
+                digits -= 1;
+                *place.add(digits) = b'0' + (number % 10) as u8;
+                number /= 10;
+            }
+        }
         if start.umask != NO_UMASK {
             libc::umask(start.umask as libc::mode_t);
         }
@@ -344,19 +363,24 @@ extern "C" fn start(argument: *mut libc::c_void) -> libc::c_int {
 /// SIGPIPE disposition and signal mask. It shares our memory until exec (as posix_spawn(3) does),
 /// which spares copying page tables and carries the error back without a pipe. Signals stay blocked
 /// until the last step, so none can get lost or run a handler meanwhile.
-pub fn spawn(program: &Program, mask: Mask, own_group: bool) -> io::Result<i32> {
+pub fn spawn(program: &mut Program, mask: Mask, own_group: bool) -> io::Result<i32> {
     const STACK: usize = 16 * 1024;
     let pointers =
         |texts: &[CString]| -> Vec<*const libc::c_char> { texts.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect() };
     let words = pointers(&program.words);
     let mut by_shell = vec![c"sh".as_ptr(), program.path.as_ptr()];
     by_shell.extend(words.iter().skip(1));
-    let variables = pointers(&program.variables);
+    let mut variables = pointers(&program.variables);
+    let of_pid: Vec<*mut u8> = program.of_pid.iter_mut().map(|text| text.as_mut_ptr()).collect();
+    variables.splice(0..0, of_pid.iter().map(|text| text.cast_const().cast()));
+    // SAFETY: each text is `NAME=` and zeros.
+    let of_pid: Vec<*mut u8> = of_pid.iter().map(|text| unsafe { text.add(libc::strlen(text.cast())) }).collect();
     let mut data = Start {
         path: &program.path,
         words: &words,
         by_shell: &by_shell,
         variables: &variables,
+        of_pid: &of_pid,
         mask,
         own_group,
         parent: i32::try_from(std::process::id()).unwrap_or(0),

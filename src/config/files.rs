@@ -37,6 +37,8 @@ pub struct Settings {
     pub kill_after: Option<String>,
     /// `stop` or `continue`.
     pub on_lost: Option<String>,
+    /// `ignore`, `wait` or `kill`.
+    pub survivors: Option<String>,
     /// Longest run.
     pub max_runtime: Option<String>,
     /// Status when busy.
@@ -68,6 +70,7 @@ impl Settings {
             retry_delay: self.retry_delay.or(other.retry_delay),
             kill_after: self.kill_after.or(other.kill_after),
             on_lost: self.on_lost.or(other.on_lost),
+            survivors: self.survivors.or(other.survivors),
             max_runtime: self.max_runtime.or(other.max_runtime),
             busy_code: self.busy_code.or(other.busy_code),
             record_command: self.record_command.or(other.record_command),

@@ -142,3 +142,42 @@ fn dispositions_and_closed_streams_reach_the_command() {
     assert_eq!(by_shell(&format!("{dlock} acquire -r y >&-")).status.code(), Some(71));
     assert!(!at.held("y"), "a token that nobody has seen");
 }
+
+#[test]
+fn what_is_left_behind_is_ignored_waited_for_or_ended_as_asked() {
+    let at = Fixture::file();
+    let pid = at.path("pid");
+    let line = format!(
+        "setsid sh -c 'echo $$ > {}; exec sleep 1.5' >/dev/null 2>&1 & until [ -s {0} ]; do sleep 0.02; done; exit 4",
+        pid.display()
+    );
+    for (survivors, lives_on, bounds) in [("ignore", true, 0..1400), ("kill", false, 0..1400), ("wait", false, 1400..8000)] {
+        let began = Instant::now();
+        assert_eq!(at.code(&["run", "-r", "x", "-t", "1s", "--survivors", survivors, "-c", &line]), 4, "{survivors}");
+        assert!(bounds.contains(&began.elapsed().as_millis()), "{survivors}: {:?}", began.elapsed());
+        let survivor = &written(&pid, 1)[0];
+        assert_eq!(lives(survivor), lives_on, "{survivors}");
+        assert!(!at.held("x"));
+        kill(survivor, "KILL");
+        fs::remove_file(&pid).unwrap();
+    }
+    assert_eq!(at.code(&["run", "-r", "x", "--survivors", "adopt", "--", "true"]), 64);
+    // Told to stop while it waits, it ends them.
+    let mut child = start(&at, &["--survivors", "wait"], &format!("setsid sleep 60 & echo $! > {}", pid.display()));
+    let survivor = &written(&pid, 1)[0];
+    sleep(Duration::from_millis(300));
+    assert!(at.held("x") && lives(survivor));
+    signal(&child, libc::SIGTERM);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(!lives(survivor) && !at.held("x"));
+}
+
+#[test]
+fn what_systemd_says_to_the_pid_of_dlock_is_said_to_the_command() {
+    let at = Fixture::file();
+    let dlock = env!("CARGO_BIN_EXE_dlock");
+    let line = format!("LISTEN_PID=$$ WATCHDOG_PID=1 exec {dlock} run -r x -c 'test $LISTEN_PID = $$ && test $WATCHDOG_PID = 1'");
+    let mut words = Command::new("sh");
+    words.args(["-c", &line]).env_clear().env("PATH", "/usr/bin:/bin").env("DLOCK_STORE", &at.store);
+    assert!(words.status().unwrap().success());
+}
