@@ -15,6 +15,7 @@ mod job; // the verbs inside a job, what is printed for scripts
 mod lease; // acquire, refresh, release, status, list, break
 mod names; // names on every store
 mod others; // other lock libraries on the same key
+mod proxy; // a network that loses what passes
 mod redis; // a real redis-server for one test
 mod run; // run: exit status, environment, signals, waiting, loss
 mod stores; // run on every store, and what only Redis can do
