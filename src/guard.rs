@@ -35,6 +35,8 @@ const HURRY: Duration = Duration::from_millis(200);
 pub enum Deed {
     /// The supervisor died: the command's tree was ended.
     Orphaned,
+    /// The supervisor died before it had a lease.
+    Bereft,
     /// The supervisor stands still: the command's tree was killed before the lease was over.
     Stalled,
     /// A request took too long.
@@ -75,6 +77,8 @@ pub struct Link {
 pub struct Orders<'a> {
     /// Bounds each request before a lease is held.
     pub bounded: bool,
+    /// How often to look until the command runs: often enough to see when its tree has to be dead.
+    pub look: Duration,
     /// Releases what a supervisor that was killed may have got.
     pub give_up: &'a dyn Fn(),
     /// Hears of what was done.
@@ -130,8 +134,9 @@ impl Link {
         self.word(ASKING).store(if begins { Moment::now().0.max(1) } else { 0 }, SeqCst);
     }
 
-    /// The lease is granted, the command may start. Does not return where the guard was told to stop.
-    pub fn start(&self) -> io::Result<()> {
+    /// The lease is granted, the command may start, and has to be dead by `kill_at`. Does not return where the guard was told to stop.
+    pub fn start(&self, kill_at: Option<Moment>) -> io::Result<()> {
+        self.kill_at(kill_at);
         if self.word(STATE).compare_exchange(WAITING, STARTED, SeqCst, SeqCst).is_err() {
             loop {
                 std::thread::sleep(Duration::from_secs(1)); // the guard's KILL is on its way
@@ -231,11 +236,11 @@ impl Guard<'_> {
     fn unanswered(&self, now: Moment) -> Result<Moment, Outcome> {
         let since = self.word(ASKING);
         if !self.orders.bounded || since == 0 {
-            return Ok(now + REQUEST_LIMIT);
+            return Ok(now + self.orders.look);
         }
         let end = Moment(since) + REQUEST_LIMIT;
         if now < end || !self.may_stop() {
-            return Ok(end.max(now + SWEEP));
+            return Ok(end.min(now + self.orders.look).max(now + SWEEP));
         }
         self.abandon();
         (self.orders.say)(Deed::Unanswered);
@@ -245,7 +250,7 @@ impl Guard<'_> {
     /// Kills the tree of a supervisor that has let its time pass. Tells when to look again.
     fn stalled(&mut self, now: Moment) -> Moment {
         let at = match self.word(KILL_AT) {
-            0 => return now + REQUEST_LIMIT, // no lease with a deadline, or none yet
+            0 => return Moment(u64::MAX), // no clock ends this lease
             at => Moment(at),
         };
         if now < at {
@@ -286,9 +291,13 @@ impl Guard<'_> {
         }
         match own {
             Ok(Ended::Status(_)) => Outcome::Bug, // it has said so
+            _ if self.word(STATE) == WAITING => {
+                (self.orders.say)(Deed::Bereft);
+                Outcome::System
+            }
             _ => {
                 (self.orders.say)(Deed::Orphaned);
-                if self.word(STATE) == WAITING { Outcome::System } else { Outcome::Lost }
+                Outcome::Lost
             }
         }
     }

@@ -223,6 +223,9 @@ impl Voice {
                 say_beside(&format!("the process that kept '{name}' was killed: ended the command and all that it had started"));
             }
             Event::Guarded(Deed::Unanswered) => {}
+            Event::Guarded(Deed::Bereft) => {
+                say_beside(&format!("cannot lock '{name}': the process that asked for it was killed; nothing was started"));
+            }
             Event::Guarded(Deed::Stalled) => {
                 say_beside(&format!("the process that keeps '{name}' stands still: killed the command before its lease was over"));
             }

@@ -74,6 +74,7 @@ pub fn guarded(take: &Take, say: &dyn Fn(Event), work: impl FnOnce(Box<dyn Store
         Err(error) => return failed(error, say),
     };
     let orders = Orders {
+        look: (take.request.ttl / 3).min(Duration::from_secs(10)),
         bounded: take.patience.wait.is_some() || take.patience.tries.is_some(),
         give_up: &|| give_up(take),
         say: &|deed| match deed {
@@ -163,8 +164,12 @@ pub fn run(run: &Run, path: &Path, command: &[OsString], handed_store: String, s
             Ok(lease) => lease,
             Err(outcome) => return outcome,
         };
+        let began = Moment::now();
+        let overrun = run.max_runtime.map(|limit| began + limit);
+        let by_life = store::kept_by_life(&run.take.store);
+        let mut watch = Watch::new(run.pace, (!by_life).then_some(lease.deadline), overrun, run.stop_on_loss);
         // All that may fail comes before the command.
-        let timer = match sys::timer().and_then(|timer| link.start().map(|()| timer)) {
+        let timer = match sys::timer().and_then(|timer| link.start(watch.last()).map(|()| timer)) {
             Ok(timer) => timer,
             Err(error) => {
                 say(Event::Trouble(&error.to_string()));
@@ -172,10 +177,6 @@ pub fn run(run: &Run, path: &Path, command: &[OsString], handed_store: String, s
                 return Outcome::System;
             }
         };
-        let began = Moment::now();
-        let overrun = run.max_runtime.map(|limit| began + limit);
-        let by_life = store::kept_by_life(&run.take.store);
-        let mut watch = Watch::new(run.pace, (!by_life).then_some(lease.deadline), overrun, run.stop_on_loss);
         // A signal that came with the grant, or a lease that is almost over: never start.
         if let Some(number) = signals.told().or(link.is_orphaned().then_some(libc::SIGKILL)) {
             let_go(&mut *store, &lease, false, say);
@@ -194,7 +195,6 @@ pub fn run(run: &Run, path: &Path, command: &[OsString], handed_store: String, s
                 return outcome;
             }
         };
-        link.kill_at(watch.last());
         // From here on a KILL of the caller's group is for the guard alone. (It can't fail: a forked
         // process leads no group.)
         let _ = sys::own_session();

@@ -22,7 +22,7 @@ pub fn run(args: TakeArgs, format: Option<&str>, config_file: Option<&Path>) -> 
             Ok(lease) => lease,
             Err(outcome) => return outcome,
         };
-        if let Err(error) = link.start() {
+        if let Err(error) = link.start(None) {
             let_go(&mut *store, &lease, false, &say);
             return report::fail(Outcome::System, &error.to_string());
         }

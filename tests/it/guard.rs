@@ -154,3 +154,20 @@ fn a_supervisor_that_stands_still_has_its_command_killed_before_the_lease_is_ove
     assert!(text(&output.stderr).contains("stands still"), "{output:?}");
     assert!(at.held("x"), "the other's lease is untouched");
 }
+
+#[test]
+fn a_kill_of_the_supervisor_while_it_waits_starts_nothing_and_leaves_the_line() {
+    let at = Site::redis();
+    let mut holder = at.start(&["run", "-r", "x", "-t", "20s", "--", "sleep", "60"]);
+    until("held", || at.held("x"));
+    let mark = at.path("mark");
+    let waiter = at.start(&["run", "-r", "x", "-w", "60s", "--", "touch", mark.to_str().unwrap()]);
+    until("in line", || at.status("x")["waiters"].as_array().unwrap().len() == 1);
+    kill(&supervisor(&waiter), "KILL");
+    let output = waiter.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(71), "{output:?}");
+    assert!(text(&output.stderr).contains("nothing was started"), "{output:?}");
+    assert!(at.status("x")["waiters"].as_array().unwrap().is_empty() && !mark.exists());
+    signal(&holder, libc::SIGTERM);
+    holder.wait().unwrap();
+}
