@@ -102,7 +102,7 @@ pub fn split(signals: &Signals, orders: &Orders) -> io::Result<Side> {
             sys::signal_on_parents_death(libc::SIGKILL)?;
             let link = Link { page, guard };
             if link.is_orphaned() {
-                sys::exit_now();
+                sys::exit_now(0);
             }
             Ok(Side::Supervisor(link))
         }

@@ -42,18 +42,18 @@ mod verbs;
 mod wait;
 mod watch;
 
-/// Runs one command line to its end, and never ends the process itself. A panic is a bug and says so
-/// without a backtrace, which could hold a URL; a command that ran then dies with the process.
+/// Runs one command line to its end. A panic, in whatever thread, is a bug: it says so without a
+/// backtrace, which could hold a URL, and ends this process at once. Its partner (guard.rs) then ends
+/// the command.
 pub fn run(words: impl IntoIterator<Item = OsString>) -> outcome::Outcome {
     std::panic::set_hook(Box::new(|what| {
         let at = what.location().map_or(String::new(), |at| format!(" at {}:{}", at.file(), at.line()));
         report::say_beside(&format!("this is a bug in dlock{at}; please report it"));
+        if let outcome::End::Exit(code) = outcome::Outcome::Bug.end() {
+            outcome::exit(code);
+        }
     }));
     let words: Vec<OsString> = words.into_iter().collect();
-    std::panic::catch_unwind(|| one(words)).unwrap_or(outcome::Outcome::Bug)
-}
-
-fn one(words: Vec<OsString>) -> outcome::Outcome {
     let tail = || format!("Stores:\n{}\nExit status:\n{}", report::stores(), outcome::table());
     match args::parse(&words, tail) {
         Ok(args) => verbs::run(args),

@@ -1,12 +1,10 @@
-//! Parse, call the library, exit: the only place that ends the process.
+//! Parse, call the library, exit as it says.
 
-use std::process::ExitCode;
+use dlock::outcome::{End, exit};
 
-use dlock::outcome::End;
-
-fn main() -> ExitCode {
+fn main() {
     match dlock::run(std::env::args_os()).end() {
-        End::Exit(code) => ExitCode::from(code),
+        End::Exit(code) => exit(code),
         End::Signal(signal) => dlock::outcome::die_of(signal),
     }
 }

@@ -93,6 +93,11 @@ impl Outcome {
     }
 }
 
+/// Exits at once: whatever is to be said or written has been.
+pub fn exit(code: u8) -> ! {
+    crate::sys::exit_now(code)
+}
+
 /// Dies of a signal, or exits with 128+N where that can't be done.
 pub fn die_of(signal: i32) -> ! {
     crate::sys::die_of(signal)

@@ -90,7 +90,7 @@ pub fn guarded(take: &Take, say: &dyn Fn(Event), work: impl FnOnce(Box<dyn Store
         Ok(Side::Supervisor(link)) => {
             let outcome = work(store, &link, &signals);
             link.ended(outcome);
-            sys::exit_now()
+            sys::exit_now(0)
         }
         Err(error) => {
             say(Event::Trouble(&error.to_string()));

@@ -559,9 +559,9 @@ const NO_UMASK: usize = usize::MAX;
 static UMASK: AtomicUsize = AtomicUsize::new(NO_UMASK);
 
 /// Ends this process at once, without what an exit would clean up.
-pub fn exit_now() -> ! {
+pub fn exit_now(code: u8) -> ! {
     // SAFETY: ends the process.
-    unsafe { libc::_exit(0) }
+    unsafe { libc::_exit(code.into()) }
 }
 
 /// Dies of a signal, without a core file of its own; 128+N where the signal can't kill us (PID 1).
@@ -661,7 +661,10 @@ fn look_up_user() -> Option<(String, String)> {
 
 /// The host's name.
 pub fn host() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname").map_or_else(|_| "unknown".into(), |name| name.trim().to_owned())
+    let mut name = [0_u8; 256];
+    // SAFETY: writes at most that many bytes; the last one stays zero.
+    unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
+    CStr::from_bytes_until_nul(&name).map_or_else(|_| "unknown".into(), |name| name.to_string_lossy().into_owned())
 }
 
 /// Is this path on a file system whose locks mean nothing between hosts? Its name if so.
