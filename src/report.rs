@@ -23,7 +23,7 @@ use crate::watch::Why;
 /// Says one line on stderr.
 pub fn say(words: &str) {
     let line = format!("dlock: {}\n", words.replace('\n', " "));
-    let _ = io::stderr().lock().write_all(line.as_bytes());
+    let _ = sys::unstopped(|| io::stderr().lock().write_all(line.as_bytes()));
 }
 
 /// How long a word about a running command may take.
@@ -55,7 +55,8 @@ pub fn say_beside(words: &str) {
 /// Says why, and passes the outcome on.
 pub fn fail(outcome: Outcome, words: &str) -> Outcome {
     // A usage error of several lines keeps them: they are a list of what is possible.
-    let _ = io::stderr().lock().write_all(format!("dlock: {words}\n").as_bytes());
+    let line = format!("dlock: {words}\n");
+    let _ = sys::unstopped(|| io::stderr().lock().write_all(line.as_bytes()));
     outcome
 }
 

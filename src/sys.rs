@@ -493,6 +493,20 @@ pub fn pass(pid: i32, signal: Signal) -> io::Result<()> {
 
 const PASSED_FROM_KERNEL: usize = 0x6b65_726e;
 
+/// Does what may write to the terminal without being stopped for it in the background (`stty tostop`):
+/// with SIGTTOU blocked in this thread, for so long only, as job control stops the whole group.
+pub fn unstopped<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: both sets live on this stack and are initialised before use.
+    unsafe {
+        let (mut set, mut old): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigaddset(&raw mut set, libc::SIGTTOU);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut old);
+        let done = work();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
+        done
+    }
+}
+
 /// Orphans of the command come back to this process (PR_SET_CHILD_SUBREAPER).
 pub fn become_subreaper() -> io::Result<()> {
     // SAFETY: changes one flag of this process.
