@@ -119,7 +119,7 @@ fn files_open_with_what_they_are_for_and_stay_readable() {
         let shown = path.display();
         assert!(text.starts_with("//! "), "{shown}: opens with no paragraph");
         // sys.rs holds every `unsafe` there is, and so is allowed its length.
-        let limit = if path.ends_with("sys.rs") { 700 } else { 450 };
+        let limit = if path.ends_with("sys.rs") { 800 } else { 450 };
         assert!(text.lines().count() <= limit, "{shown}: more than {limit} lines: is there a second idea in it?");
         let mut began = 0;
         for (number, line) in text.lines().enumerate() {
