@@ -156,7 +156,9 @@ fn supervision_23_a_mask_that_was_inherited_is_the_commands() {
     unsafe {
         command.pre_exec(move || {
             let mut set: libc::sigset_t = std::mem::zeroed();
-            blocked.iter().for_each(|number| drop(libc::sigaddset(&raw mut set, *number)));
+            for number in blocked {
+                libc::sigaddset(&raw mut set, number);
+            }
             libc::sigprocmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut());
             Ok(())
         });
