@@ -215,6 +215,9 @@ impl Voice {
                     Lost::Unproven(words) => format!("its deadline has passed and the store can't be asked: {words}"),
                 }
             )),
+            Event::Refused(pid) => {
+                say_beside(&format!("cannot stop pid {pid} of the command: not permitted; '{name}' is kept until it ends"));
+            }
             Event::Stopping(Why::Lost) => say_beside("stopping the command"),
             Event::Stopping(Why::Silent) => {
                 say_beside(&format!("lock on '{name}' could not be renewed in time at {}: stopping the command", self.store));
