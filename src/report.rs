@@ -49,6 +49,7 @@ pub fn say_beside(words: &str) {
         let _ = heard.recv_timeout(PATIENCE);
     } else {
         STUCK.store(false, Ordering::Relaxed);
+        say(words); // no thread is to be had; should it block as well, the guard ends the command in time
     }
 }
 
