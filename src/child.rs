@@ -169,7 +169,7 @@ impl Child {
             let _ = sys::kill(-self.pid, signal);
         }
         let refuses = |pid: &i32| sys::kill(*pid, signal).is_err_and(|error| error.raw_os_error() == Some(libc::EPERM));
-        descendants(sys::own_pid()).into_iter().filter(refuses).last()
+        descendants(sys::own_pid()).into_iter().filter(refuses).fold(None, |_, pid| Some(pid))
     }
 
     /// Asks the tree to end; what is stopped must run to hear it.
