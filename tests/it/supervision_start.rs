@@ -2,7 +2,6 @@
 //! limits and arguments.
 #![allow(unsafe_code)]
 
-use std::ffi::OsString;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
