@@ -169,7 +169,9 @@ impl Child {
             let _ = sys::kill(-self.pid, signal);
         }
         let refuses = |pid: &i32| sys::kill(*pid, signal).is_err_and(|error| error.raw_os_error() == Some(libc::EPERM));
-        descendants(sys::own_pid()).into_iter().filter(refuses).fold(None, |_, pid| Some(pid))
+        // Who has it by the group does not get TERM twice.
+        let group = (self.own_group && self.ended.is_none() && signal == libc::SIGTERM).then_some(self.pid);
+        beneath(sys::own_pid(), group).into_iter().filter(refuses).fold(None, |_, pid| Some(pid))
     }
 
     /// Asks the tree to end; what is stopped must run to hear it.
@@ -190,6 +192,7 @@ impl Child {
 
 struct Entry {
     parent: i32,
+    group: i32,
     dead: bool,
 }
 
@@ -205,7 +208,8 @@ fn processes() -> HashMap<i32, Entry> {
         let mut fields = text.split(' ');
         let state = fields.next()?;
         let parent = fields.next()?.parse().ok()?;
-        Some((pid, Entry { parent, dead: matches!(state, "Z" | "X") }))
+        let group = fields.next()?.parse().ok()?;
+        Some((pid, Entry { parent, group, dead: matches!(state, "Z" | "X") }))
     })
     .collect()
 }
@@ -241,6 +245,11 @@ pub fn kill(pids: &[i32]) {
 
 /// The living descendants of a process. Orphans among them have come back to it, if it is a subreaper.
 pub fn descendants(root: i32) -> Vec<i32> {
+    beneath(root, None)
+}
+
+/// The same without those of a group.
+fn beneath(root: i32, without: Option<i32>) -> Vec<i32> {
     let all = processes();
     let mut found = vec![root];
     let mut next = 0;
@@ -248,7 +257,7 @@ pub fn descendants(root: i32) -> Vec<i32> {
         found.extend(all.iter().filter(|(_, entry)| entry.parent == parent).map(|(pid, _)| *pid));
         next += 1;
     }
-    found.retain(|pid| *pid != root && all.get(pid).is_some_and(|entry| !entry.dead));
+    found.retain(|pid| *pid != root && all.get(pid).is_some_and(|entry| !entry.dead && Some(entry.group) != without));
     found
 }
 
