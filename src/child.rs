@@ -65,6 +65,8 @@ pub struct Child {
     own_group: bool,
     /// How the command itself ended, once it is reaped.
     ended: Option<Outcome>,
+    /// One that could not be signalled was named.
+    refused: bool,
 }
 
 /// Can processes be looked at? Without /proc the tree can't be walked, so nothing is started.
@@ -100,7 +102,7 @@ impl Child {
             .collect();
         match Program::new(path.as_os_str(), words, &environment, &of_pid).and_then(|mut program| sys::spawn(&mut program, mask, own_group))
         {
-            Ok(pid) => Ok(Child { pid, own_group, ended: None }),
+            Ok(pid) => Ok(Child { pid, own_group, ended: None, refused: false }),
             Err(error) => {
                 let (outcome, words) = match error.raw_os_error() {
                     Some(libc::EAGAIN | libc::ENOMEM | libc::EMFILE | libc::ENFILE) => (Outcome::System, error.to_string()),
@@ -160,14 +162,16 @@ impl Child {
         }
     }
 
-    /// Sends a signal to everything that descends from dlock, and to the command's group.
-    fn signal_tree(&self, signal: i32) {
+    /// Sends a signal to everything that descends from dlock, and to the command's group. Tells one that
+    /// may not be signalled: all its uids are another user's.
+    fn signal_tree(&self, signal: i32) -> Option<i32> {
         if self.own_group && self.ended.is_none() {
             let _ = sys::kill(-self.pid, signal);
         }
-        for pid in descendants(sys::own_pid()) {
-            let _ = sys::kill(pid, signal);
-        }
+        let refuses = |pid: &i32| sys::kill(*pid, signal).is_err_and(|error| error.raw_os_error() == Some(libc::EPERM));
+        // Who has it by the group does not get TERM twice.
+        let group = (self.own_group && self.ended.is_none() && signal == libc::SIGTERM).then_some(self.pid);
+        beneath(sys::own_pid(), group).into_iter().filter(refuses).fold(None, |_, pid| Some(pid))
     }
 
     /// Asks the tree to end; what is stopped must run to hear it.
@@ -176,15 +180,19 @@ impl Child {
         self.signal_tree(libc::SIGCONT);
     }
 
-    /// Kills what there is: stops all first, so that nothing forks away from the walk.
-    pub fn kill_tree(&self) {
+    /// Kills what there is: stops all first, so that nothing forks away from the walk. Tells, once, one
+    /// that may not be killed.
+    pub fn kill_tree(&mut self) -> Option<i32> {
         self.signal_tree(libc::SIGSTOP);
-        self.signal_tree(libc::SIGKILL);
+        let refused = self.signal_tree(libc::SIGKILL).filter(|_| !self.refused);
+        self.refused |= refused.is_some();
+        refused
     }
 }
 
 struct Entry {
     parent: i32,
+    group: i32,
     dead: bool,
 }
 
@@ -200,7 +208,8 @@ fn processes() -> HashMap<i32, Entry> {
         let mut fields = text.split(' ');
         let state = fields.next()?;
         let parent = fields.next()?.parse().ok()?;
-        Some((pid, Entry { parent, dead: matches!(state, "Z" | "X") }))
+        let group = fields.next()?.parse().ok()?;
+        Some((pid, Entry { parent, group, dead: matches!(state, "Z" | "X") }))
     })
     .collect()
 }
@@ -236,6 +245,11 @@ pub fn kill(pids: &[i32]) {
 
 /// The living descendants of a process. Orphans among them have come back to it, if it is a subreaper.
 pub fn descendants(root: i32) -> Vec<i32> {
+    beneath(root, None)
+}
+
+/// The same without those of a group.
+fn beneath(root: i32, without: Option<i32>) -> Vec<i32> {
     let all = processes();
     let mut found = vec![root];
     let mut next = 0;
@@ -243,7 +257,7 @@ pub fn descendants(root: i32) -> Vec<i32> {
         found.extend(all.iter().filter(|(_, entry)| entry.parent == parent).map(|(pid, _)| *pid));
         next += 1;
     }
-    found.retain(|pid| *pid != root && all.get(pid).is_some_and(|entry| !entry.dead));
+    found.retain(|pid| *pid != root && all.get(pid).is_some_and(|entry| !entry.dead && Some(entry.group) != without));
     found
 }
 

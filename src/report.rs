@@ -49,6 +49,7 @@ pub fn say_beside(words: &str) {
         let _ = heard.recv_timeout(PATIENCE);
     } else {
         STUCK.store(false, Ordering::Relaxed);
+        say(words); // no thread is to be had; should it block as well, the guard ends the command in time
     }
 }
 
@@ -215,6 +216,9 @@ impl Voice {
                     Lost::Unproven(words) => format!("its deadline has passed and the store can't be asked: {words}"),
                 }
             )),
+            Event::Refused(pid) => {
+                say_beside(&format!("cannot stop pid {pid} of the command: not permitted; '{name}' is kept until it ends"));
+            }
             Event::Stopping(Why::Lost) => say_beside("stopping the command"),
             Event::Stopping(Why::Silent) => {
                 say_beside(&format!("lock on '{name}' could not be renewed in time at {}: stopping the command", self.store));

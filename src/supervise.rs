@@ -37,6 +37,8 @@ pub enum Event<'a> {
     Lost(&'a Lost),
     /// The command is being stopped.
     Stopping(Why),
+    /// This process of the command's may not be killed.
+    Refused(i32),
     /// The command is being stopped after this long (`--max-runtime`).
     Overran(Duration),
     /// The release failed: the lease runs out by itself, in so long.
@@ -290,7 +292,7 @@ impl Session<'_> {
                     self.child.terminate();
                 }
                 if self.watch.why().is_none() && sweep.is_some_and(|at| Moment::now() >= at) {
-                    self.child.kill_tree();
+                    self.child.kill_tree().into_iter().for_each(|pid| (self.say)(Event::Refused(pid)));
                     killing = true;
                 }
                 let next = self.watch.next().min(sweep.unwrap_or(Moment(u64::MAX)));
@@ -363,7 +365,7 @@ impl Session<'_> {
                     _ => Event::Stopping(why),
                 });
             }
-            Action::Kill(_) => self.child.kill_tree(),
+            Action::Kill(_) => self.child.kill_tree().into_iter().for_each(|pid| (self.say)(Event::Refused(pid))),
         }
         self.hear();
         matches!(action, Action::Kill(_))

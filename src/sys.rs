@@ -493,10 +493,9 @@ pub fn pass(pid: i32, signal: Signal) -> io::Result<()> {
 
 const PASSED_FROM_KERNEL: usize = 0x6b65_726e;
 
-/// Does what may write to the terminal without being stopped for it in the background (`stty tostop`):
-/// with SIGTTOU blocked in this thread, for so long only, as job control stops the whole group.
+/// Lets `work` write to the terminal from the background, which SIGTTOU would stop (`stty tostop`).
 pub fn unstopped<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: both sets live on this stack and are initialised before use.
+    // SAFETY: both sets live on this stack; all zeros is an empty one.
     unsafe {
         let (mut set, mut old): (libc::sigset_t, libc::sigset_t) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigaddset(&raw mut set, libc::SIGTTOU);
@@ -585,7 +584,6 @@ pub fn die_of(signal: i32) -> ! {
         libc::prctl(libc::PR_SET_DUMPABLE, 0);
         libc::signal(signal, libc::SIG_DFL);
         let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
         libc::sigaddset(&raw mut set, signal);
         libc::kill(libc::getpid(), signal);
         libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());

@@ -19,6 +19,12 @@ mod proxy; // a network that loses what passes
 mod redis; // a real redis-server for one test
 mod run; // run: exit status, environment, signals, waiting, loss
 mod stores; // run on every store, and what only Redis can do
+mod supervision; // the cases of supervision: exit status, and the list of all
+mod supervision_kill; // how the tree is ended, and dlock itself
+mod supervision_signals; // signals
+mod supervision_start; // windows, descendants, limits, arguments
+mod supervision_tty; // the cases of supervision at a terminal
+mod terminal; // a terminal of a test's own, and a command that logs its signals
 mod tidy; // the house rules
 mod tree; // signals, sweeps and orphans
 mod usage; // what is refused before anything is contacted

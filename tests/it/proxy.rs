@@ -12,23 +12,23 @@ use std::time::{Duration, Instant};
 use crate::harness::{text, until};
 use crate::redis::Site;
 
-const PASS: u8 = 0;
+pub const PASS: u8 = 0;
 /// Nothing passes, and no end is told.
-const DARK: u8 = 1;
+pub const DARK: u8 = 1;
 /// Requests pass; the next answer is lost, with its connection.
 const LOSE_ANSWER: u8 = 2;
 /// Connections are cut at the next byte.
 const CUT: u8 = 3;
 /// Answers come 300 ms late.
-const SLOW: u8 = 4;
+pub const SLOW: u8 = 4;
 
-struct Proxy {
+pub struct Proxy {
     mode: Arc<AtomicU8>,
-    url: String,
+    pub url: String,
 }
 
 impl Proxy {
-    fn before(at: &Site) -> Proxy {
+    pub fn before(at: &Site) -> Proxy {
         let target = at.server().port();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());
@@ -46,7 +46,7 @@ impl Proxy {
         Proxy { mode, url }
     }
 
-    fn set(&self, mode: u8) {
+    pub fn set(&self, mode: u8) {
         self.mode.store(mode, SeqCst);
     }
 
@@ -88,7 +88,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, mode: &AtomicU8, answers: bool) 
 }
 
 /// Lines of `date +%s.%N` in a file.
-fn moments(path: &std::path::Path) -> Vec<f64> {
+pub fn moments(path: &std::path::Path) -> Vec<f64> {
     fs::read_to_string(path).unwrap_or_default().lines().filter_map(|line| line.parse().ok()).collect()
 }
 
