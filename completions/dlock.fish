@@ -43,7 +43,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l retry-count -d 'Try 
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l retry-delay -d 'Between those tries [default: 200ms]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l busy-code -d 'Exit status when busy' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l label -d 'Shown with the holder' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l kill-after -d 'Grace between TERM and KILL (default: TTL/4, at most 10s)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l kill-after -d 'Grace between TERM and KILL; if given, after a TERM passed on too [default: TTL/4, at most 10s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'What to do with the command when the lease is lost: stop or continue [default: stop]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l survivors -d 'What it leaves behind after an end by itself: ignore, wait for or kill it [default: ignore]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-runtime -d 'Stop the command after this long, exit 124' -r

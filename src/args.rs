@@ -208,7 +208,7 @@ pub struct RunArgs {
     /// How to take the lock.
     #[command(flatten)]
     pub take: TakeArgs,
-    /// Grace between TERM and KILL (default: TTL/4, at most 10s)
+    /// Grace between TERM and KILL; if given, after a TERM passed on too [default: TTL/4, at most 10s]
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub kill_after: Option<String>,
     /// What to do with the command when the lease is lost: stop or continue [default: stop]

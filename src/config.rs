@@ -67,6 +67,9 @@ pub struct Run {
     pub survivors: Survivors,
     /// Release the lease at the end, or let it run out.
     pub release: bool,
+    /// How long the command may go on after a TERM that dlock passed on: as long as it likes, unless
+    /// `--kill-after` is said.
+    pub after_term: Option<Duration>,
     /// Stop the command after this long.
     pub max_runtime: Option<Duration>,
 }
@@ -307,7 +310,7 @@ pub fn run(args: RunArgs, command: &[OsString], config: Option<&Path>) -> Result
         return Err(format!("--ttl {:?} is too short to be renewed in time; run needs at least 1s", duration_words(take.request.ttl)));
     }
     let pace = Pace::new(take.request.ttl, grace)?;
-    Ok(Run { take, pace, stop_on_loss, survivors, release: !args.no_release, max_runtime })
+    Ok(Run { take, pace, stop_on_loss, survivors, release: !args.no_release, after_term: grace, max_runtime })
 }
 
 #[cfg(test)]

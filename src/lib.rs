@@ -15,7 +15,7 @@
 //! | nouns | sys, clock, lock, pace, watch, outcome, args | `unsafe` in sys only, clap in args only |
 //! | edges | store and store/*, child, signals | know nothing of one another; each client crate in its one store file |
 //! | loops | wait, config, keeper, guard | |
-//! | join | supervise | tells what happens by a closure, and knows no words |
+//! | join | event, supervise | tells what happens by a closure, and knows no words |
 //! | words | report, verbs/* | printing in report only |
 //! | door | lib, main | names args, outcome, report and verbs only |
 
@@ -26,6 +26,7 @@ mod child;
 #[doc(hidden)] // for the conformance suite, like the two below
 pub mod clock;
 mod config;
+mod event;
 mod guard;
 mod keeper;
 #[doc(hidden)]

@@ -11,11 +11,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::clock::wall_us;
+use crate::event::Event;
 use crate::guard::Deed;
 use crate::lock::{Claim, Holding, Keeping, Lease, Mode, Name, Owner, duration_words};
 use crate::outcome::Outcome;
 use crate::store::{self, After, Lost, Status, StoreError};
-use crate::supervise::Event;
 use crate::sys;
 use crate::wait::InTheWay;
 use crate::watch::Why;
@@ -234,8 +234,11 @@ impl Voice {
             Event::Guarded(Deed::Stalled) => {
                 say_beside(&format!("the process that keeps '{name}' stands still: killed the command before its lease was over"));
             }
-            Event::Stopping(Why::Overran) => say_beside("stopping the command after --max-runtime"),
+            Event::Stopping(Why::Overran | Why::Told) => say_beside("stopping the command after --max-runtime"),
             Event::Overran(limit) => say_beside(&format!("stopping the command after --max-runtime {}", duration_words(*limit))),
+            Event::Outstayed(limit) => {
+                say_beside(&format!("killed the command: it went on for {} after TERM (--kill-after)", duration_words(*limit)));
+            }
             Event::NotReleased(words, left) if left.is_zero() => say_beside(&format!("could not release '{name}': {words}")),
             Event::NotReleased(words, left) => {
                 say_beside(&format!("could not release '{name}', it expires in {}: {words}", about(*left)));

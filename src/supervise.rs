@@ -9,45 +9,16 @@ use std::time::Duration;
 use crate::child::{self, Child};
 use crate::clock::Moment;
 use crate::config::{Run, Survivors, Take};
+use crate::event::Event;
 use crate::guard::{self, Deed, Link, Orders, Side};
 use crate::keeper::{Keeper, News};
 use crate::lock::{Keeping, Lease};
 use crate::outcome::Outcome;
 use crate::signals::{self, Signals};
-use crate::store::{self, After, Lost, Released, Store, StoreError};
+use crate::store::{self, Lost, Released, Store, StoreError};
 use crate::sys;
-use crate::wait::{self, InTheWay, Taken};
+use crate::wait::{self, Taken};
 use crate::watch::{Action, Watch, Why};
-
-/// What happens, for whoever words it.
-pub enum Event<'a> {
-    /// The first try failed; asking goes on.
-    Waiting(&'a Result<InTheWay, StoreError>),
-    /// Busy to the end.
-    Busy(&'a InTheWay),
-    /// No lease because of an error.
-    Failed(&'a StoreError),
-    /// Granted.
-    Granted(&'a Lease),
-    /// It was granted over somebody's failure.
-    TakenOver(&'a After),
-    /// A renewal failed, and will be tried again.
-    Late(&'a StoreError),
-    /// The store says that the lease is gone.
-    Lost(&'a Lost),
-    /// The command is being stopped.
-    Stopping(Why),
-    /// This process of the command's may not be killed.
-    Refused(i32),
-    /// The command is being stopped after this long (`--max-runtime`).
-    Overran(Duration),
-    /// The release failed: the lease runs out by itself, in so long.
-    NotReleased(&'a str, Duration),
-    /// The guard had to act.
-    Guarded(Deed),
-    /// The system refused something.
-    Trouble(&'a str),
-}
 
 /// How long the release may take.
 const RELEASE_LIMIT: Duration = Duration::from_secs(2);
@@ -201,7 +172,21 @@ pub fn run(run: &Run, path: &Path, command: &[OsString], handed_store: String, s
         // process leads no group.)
         let _ = sys::own_session();
         let keeping = Kept::Here(store, lease.asked + run.pace.beat);
-        let session = Session { run, child, lease, keeping, by_life, signals, link, timer: &timer, watch, told: false, lost: false, say };
+        let session = Session {
+            run,
+            child,
+            lease,
+            keeping,
+            by_life,
+            signals,
+            link,
+            timer: &timer,
+            watch,
+            told: false,
+            after_term: run.after_term,
+            lost: false,
+            say,
+        };
         session.run()
     })
 }
@@ -258,6 +243,8 @@ struct Session<'a> {
     watch: Watch,
     /// A signal that ends things was passed on, or the terminal gave it to the command.
     told: bool,
+    /// How long the command may go on after a TERM that was passed on; `None` for ever.
+    after_term: Option<Duration>,
     /// The store says that the lease is gone.
     lost: bool,
     say: &'a dyn Fn(Event<'_>),
@@ -281,7 +268,7 @@ impl Session<'_> {
         let mut ended = Moment::now();
         let mut sweep = self.must_sweep().then_some(ended + self.run.pace.grace);
         if sweep.is_some() || self.run.survivors == Survivors::Wait {
-            if sweep.is_some() && self.watch.why().is_none() {
+            if sweep.is_some() && !self.watch.is_stopping() {
                 self.child.terminate(); // while its group can still be signalled as one
             }
             self.child.reap();
@@ -291,8 +278,8 @@ impl Session<'_> {
                     sweep = Some(Moment::now() + self.run.pace.grace);
                     self.child.terminate();
                 }
-                if self.watch.why().is_none() && sweep.is_some_and(|at| Moment::now() >= at) {
-                    self.child.kill_tree().into_iter().for_each(|pid| (self.say)(Event::Refused(pid)));
+                if !self.watch.is_stopping() && sweep.is_some_and(|at| Moment::now() >= at) {
+                    self.kill();
                     killing = true;
                 }
                 let next = self.watch.next().min(sweep.unwrap_or(Moment(u64::MAX)));
@@ -306,8 +293,8 @@ impl Session<'_> {
         let outcome = match self.watch.why() {
             Some(Why::Overran) => Outcome::Overran,
             Some(Why::Silent | Why::Lost | Why::Orphaned) => Outcome::Lost,
-            None if self.lost && own == Outcome::Ended(0) => Outcome::Lost,
-            None => own,
+            None | Some(Why::Told) if self.lost && own == Outcome::Ended(0) => Outcome::Lost,
+            None | Some(Why::Told) => own,
         };
         self.link.ended(outcome);
         if self.run.release {
@@ -365,10 +352,19 @@ impl Session<'_> {
                     _ => Event::Stopping(why),
                 });
             }
-            Action::Kill(_) => self.child.kill_tree().into_iter().for_each(|pid| (self.say)(Event::Refused(pid))),
+            Action::Kill(why) => {
+                self.kill();
+                if let Some(limit) = self.after_term.take_if(|_| why == Why::Told) {
+                    (self.say)(Event::Outstayed(limit));
+                }
+            }
         }
         self.hear();
         matches!(action, Action::Kill(_))
+    }
+
+    fn kill(&mut self) {
+        self.child.kill_tree().into_iter().for_each(|pid| (self.say)(Event::Refused(pid)));
     }
 
     /// What the heartbeat and the signals tell.
@@ -395,6 +391,9 @@ impl Session<'_> {
             self.told |= signals::ends(signal);
             if signal.number != libc::SIGCHLD && (self.child.has_own_group() || !signals::seen_by_group(signal)) {
                 self.child.pass(signal, signals::for_group(signal));
+                if let Some(limit) = self.after_term.filter(|_| signal.number == libc::SIGTERM) {
+                    self.watch.told(Moment::now() + limit);
+                }
             }
         }
     }

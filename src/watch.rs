@@ -15,6 +15,8 @@ pub enum Why {
     Lost,
     /// `--max-runtime`.
     Overran,
+    /// TERM was passed on to it, and it may go on for so long only.
+    Told,
     /// The guard, and with it the pid that the caller knows, was killed.
     Orphaned,
 }
@@ -57,13 +59,18 @@ impl Watch {
 
     /// The lease is known to be lost: stop within the short grace.
     pub fn lost(&mut self, now: Moment) -> Action {
-        if !self.stop_on_loss || self.stopping.is_some_and(|(why, _)| why != Why::Overran) {
+        if !self.stop_on_loss || self.stopping.is_some_and(|(why, _)| !matches!(why, Why::Overran | Why::Told)) {
             return Action::Nothing;
         }
         let kill_at = now + self.pace.grace.min(LOST_GRACE);
         let kill_at = self.stopping.map_or(kill_at, |(_, before)| kill_at.min(before));
         self.stopping = Some((Why::Lost, kill_at));
         Action::Terminate(Why::Lost)
+    }
+
+    /// TERM was passed on, and the command has to end by this moment. The first one counts.
+    pub fn told(&mut self, kill_at: Moment) {
+        self.stopping.get_or_insert((Why::Told, kill_at));
     }
 
     /// The guard is gone: kill at once.
@@ -75,7 +82,7 @@ impl Watch {
     pub fn tick(&mut self, now: Moment) -> Action {
         let last = self.last();
         if last.is_some_and(|last| now >= last) {
-            let why = self.stopping.map_or(Why::Silent, |(why, _)| why);
+            let why = self.why().filter(|why| *why != Why::Told).unwrap_or(Why::Silent);
             self.stopping = Some((why, now));
             return Action::Kill(why);
         }
@@ -106,6 +113,11 @@ impl Watch {
     /// Why the command is being stopped, if it is.
     pub fn why(&self) -> Option<Why> {
         self.stopping.map(|(why, _)| why)
+    }
+
+    /// Is dlock itself ending the command?
+    pub fn is_stopping(&self) -> bool {
+        self.why().is_some_and(|why| why != Why::Told)
     }
 
     /// When to ask again at the latest.
@@ -172,6 +184,19 @@ mod tests {
         assert_eq!(watch.lost(now), Action::Terminate(Why::Lost));
         assert_eq!(watch.lost(now), Action::Nothing);
         assert_eq!(watch.tick(now + pace.grace), Action::Kill(Why::Lost));
+    }
+
+    #[test]
+    fn a_command_that_was_told_to_end_has_so_long_and_no_longer_than_its_lease() {
+        let (mut watch, _, deadline) = watch(None);
+        let now = Moment(50_000_000);
+        watch.told(now + SECOND);
+        watch.told(now + 2 * SECOND);
+        assert_eq!((watch.tick(now), watch.next()), (Action::Nothing, now + SECOND));
+        assert_eq!(watch.tick(now + SECOND), Action::Kill(Why::Told));
+        assert!(!watch.is_stopping());
+        assert_eq!(watch.tick(deadline), Action::Kill(Why::Silent));
+        assert!(watch.is_stopping());
     }
 
     #[test]

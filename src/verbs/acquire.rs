@@ -16,7 +16,7 @@ pub fn run(args: TakeArgs, format: Option<&str>, config_file: Option<&Path>) -> 
     };
     let voice =
         report::Voice { name: take.request.claim.name.clone(), store: store::shown(&take.store), quiet: take.quiet, verbose: take.verbose };
-    let say = |event: crate::supervise::Event| voice.hear(&event);
+    let say = |event: crate::event::Event| voice.hear(&event);
     guarded(&take, &say, |mut store, link, signals| {
         let lease = match obtain(&take, &mut *store, link, &say) {
             Ok(lease) => lease,

@@ -5,6 +5,7 @@ mod acquire; // acquire, status and list on every store
 mod cases; // failures that people have had, on each store
 mod cases_file; // those of the command line, of descriptors and of the file store
 mod cases_redis; // those of Redis and of its URLs
+mod cases_signals; // those of signals, other wrappers, frozen machines, servers that forget
 mod config; // options over environment over files
 mod conformance; // the contract of a store, one test a promise a store
 mod disk; // what can happen to the files of a store
@@ -14,6 +15,7 @@ mod harness; // stores of their own for each test, and the binary with a pinned 
 mod job; // the verbs inside a job, what is printed for scripts
 mod lease; // acquire, refresh, release, status, list, break
 mod names; // names on every store
+mod oracle; // what the commands write down of themselves under each fault
 mod others; // other lock libraries on the same key
 mod proxy; // a network that loses what passes
 mod redis; // a real redis-server for one test

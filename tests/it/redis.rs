@@ -19,26 +19,30 @@ impl Redis {
     }
 
     pub fn start_with(options: &[&str]) -> Redis {
+        let found = (0..5).find_map(|_| Redis::try_at(free_port(), options));
+        found.expect("redis-server found no port in five tries")
+    }
+
+    /// A new and empty server in the place of one that has ended.
+    pub fn again_at(port: &str) -> Redis {
+        Redis::try_at(port.parse().unwrap(), &[]).expect("the port is free again")
+    }
+
+    fn try_at(port: u16, options: &[&str]) -> Option<Redis> {
         let dir = tempfile::tempdir().unwrap();
-        for _ in 0..5 {
-            let port = free_port();
-            let words = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port", &port.to_string()];
-            let mut command = Command::new("redis-server");
-            command.args(words).args(options).arg("--dir").arg(dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-            let mut server = command.spawn().unwrap_or_else(|error| match error.kind() {
-                ErrorKind::NotFound => panic!("the tests need redis-server: install the package redis-server"),
-                _ => panic!("redis-server: {error}"),
-            });
-            let mut ended = false;
-            until("redis answers, or could not have its port", || {
-                ended = server.try_wait().unwrap().is_some();
-                ended || ask(port, &["PING"]).is_some_and(|answer| answer.starts_with("+PONG"))
-            });
-            if !ended {
-                return Redis { server, port, _dir: dir };
-            }
-        }
-        panic!("redis-server found no port in five tries");
+        let words = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port", &port.to_string()];
+        let mut command = Command::new("redis-server");
+        command.args(words).args(options).arg("--dir").arg(dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut server = command.spawn().unwrap_or_else(|error| match error.kind() {
+            ErrorKind::NotFound => panic!("the tests need redis-server: install the package redis-server"),
+            _ => panic!("redis-server: {error}"),
+        });
+        let mut ended = false;
+        until("redis answers, or could not have its port", || {
+            ended = server.try_wait().unwrap().is_some();
+            ended || ask(port, &["PING"]).is_some_and(|answer| answer.starts_with("+PONG"))
+        });
+        (!ended).then_some(Redis { server, port, _dir: dir })
     }
 
     pub fn url(&self) -> String {

@@ -20,6 +20,7 @@ const ORDER: &[&str] = &[
     "config",
     "keeper",
     "guard",
+    "event",
     "supervise",
     "report",
     "verbs",
