@@ -71,7 +71,9 @@ pub struct Child {
 
 /// Can processes be looked at? Without /proc the tree can't be walked, so nothing is started.
 pub fn can_be_watched() -> io::Result<()> {
-    fs::read("/proc/self/stat").map(drop).map_err(|error| io::Error::new(error.kind(), format!("cannot read /proc/self/stat: {error}")))
+    fs::metadata("/proc/self/stat")
+        .map(drop)
+        .map_err(|error| io::Error::new(error.kind(), format!("cannot look at /proc/self/stat: {error}; is /proc mounted?")))
 }
 
 impl Child {

@@ -56,7 +56,7 @@ fn case_07_the_environment_of_cron() {
 fn as_nobody(at: &Fixture, words: &[&str]) -> Output {
     let copy = at.path("dlock");
     if !copy.exists() {
-        fs::copy(DLOCK, &copy).unwrap();
+        crate::harness::copy_program(DLOCK, &copy);
     }
     let mut command = Command::new(copy);
     command.args(words).env_clear().env("PATH", "/usr/bin:/bin").env("DLOCK_STORE", &at.store).current_dir("/");

@@ -120,7 +120,7 @@ fn root_in_a_users_directory_does_not_lock_the_user_out() {
     assert_eq!(at.code(&["run", "-r", "x", "--", "true"]), 0);
     // Where the binary lies may be closed to others: a copy beside the store is not.
     let copy = at.path("dlock");
-    fs::copy(env!("CARGO_BIN_EXE_dlock"), &copy).unwrap();
+    crate::harness::copy_program(env!("CARGO_BIN_EXE_dlock"), &copy);
     let mut own = std::process::Command::new(&copy);
     own.args(["run", "-r", "x", "--", "true"]).env_clear().env("DLOCK_STORE", &at.store).env("PATH", "/usr/bin:/bin");
     let output = own.uid(NOBODY).gid(NOBODY).current_dir("/").output().unwrap();

@@ -110,3 +110,9 @@ pub fn marked(mark: &str) -> Vec<String> {
         })
         .collect()
 }
+
+/// Copies a program, by a process of its own: were it open for writing here, a process that another
+/// test starts meanwhile would hold it open too, and the system refuse to run it ("text file busy").
+pub fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    assert!(Command::new("cp").arg(from.as_ref()).arg(to.as_ref()).status().unwrap().success());
+}

@@ -137,7 +137,7 @@ fn supervision_49_a_kill_of_either_part_ends_a_set_uid_command_and_its_children(
     for hit_guard in [true, false] {
         let at = Fixture::file();
         let sleeper = at.path("sleeper");
-        fs::copy("/bin/sleep", &sleeper).unwrap();
+        crate::harness::copy_program("/bin/sleep", &sleeper);
         fs::set_permissions(&sleeper, Permissions::from_mode(if is_root() { 0o4755 } else { 0o755 })).unwrap();
         let (path, up) = (sleeper.display(), at.path("up"));
         let line = format!("setsid {path} 61 & : > {}; exec {path} 60", up.display());

@@ -270,7 +270,7 @@ fn supervision_74_what_may_not_be_stopped_is_named_and_not_left() {
     }
     let at = Fixture::file();
     let tool = at.path("become-root");
-    fs::copy(std::fs::canonicalize(which("setpriv")).unwrap(), &tool).unwrap();
+    crate::harness::copy_program(std::fs::canonicalize(which("setpriv")).unwrap(), &tool);
     chown(&tool, Some(0), Some(0)).unwrap();
     fs::set_permissions(&tool, Permissions::from_mode(0o4755)).unwrap();
     let line = format!("exec {} --reuid=0 --regid=0 --clear-groups sleep 60", tool.display());

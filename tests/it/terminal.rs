@@ -153,7 +153,9 @@ impl Log {
     /// Number and si_code of each signal so far.
     pub fn all(&self) -> Vec<(i32, i32)> {
         let pair = |line: &str| line.split_once(' ').map(|(number, code)| (number.parse().unwrap(), code.parse().unwrap()));
-        fs::read_to_string(&self.path).unwrap_or_default().lines().filter_map(pair).collect()
+        let text = fs::read_to_string(&self.path).unwrap_or_default();
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]); // the last line may be on its way
+        whole.lines().filter_map(pair).collect()
     }
 
     pub fn count(&self, number: i32) -> usize {
@@ -248,7 +250,7 @@ pub fn as_nobody(at: &Fixture, words: &[&str]) -> Command {
     }
     let copy = at.path("dlock");
     if !copy.exists() {
-        fs::copy(DLOCK, &copy).unwrap();
+        crate::harness::copy_program(DLOCK, &copy);
         fs::set_permissions(at.path(""), fs::Permissions::from_mode(0o1777)).unwrap();
         fs::set_permissions(at.path("store"), fs::Permissions::from_mode(0o1777)).unwrap();
     }
