@@ -86,15 +86,19 @@ impl Watch {
             self.stopping = Some((why, now));
             return Action::Kill(why);
         }
-        if let Some((why, kill_at)) = self.stopping {
-            return if now >= kill_at { Action::Kill(why) } else { Action::Nothing };
-        }
+        // Who was told by somebody else to end is under both clocks still.
+        let told_until = match self.stopping {
+            Some((why, kill_at)) if now >= kill_at => return Action::Kill(why),
+            Some((Why::Told, kill_at)) => kill_at,
+            Some(_) => return Action::Nothing,
+            None => Moment(u64::MAX),
+        };
         if let Some(last) = last.filter(|last| now >= *last - self.pace.grace) {
-            self.stopping = Some((Why::Silent, last));
+            self.stopping = Some((Why::Silent, last.min(told_until)));
             return Action::Terminate(Why::Silent);
         }
         if self.overrun.is_some_and(|at| now >= at) {
-            self.stopping = Some((Why::Overran, now + self.pace.grace));
+            self.stopping = Some((Why::Overran, (now + self.pace.grace).min(told_until)));
             return Action::Terminate(Why::Overran);
         }
         Action::Nothing
@@ -124,9 +128,11 @@ impl Watch {
     pub fn next(&self) -> Moment {
         let never = Moment(u64::MAX);
         let last = self.last().unwrap_or(never);
+        let clocks = (last - self.pace.grace).min(self.overrun.unwrap_or(never));
         match self.stopping {
+            Some((Why::Told, kill_at)) => clocks.min(kill_at),
             Some((_, kill_at)) => last.min(kill_at),
-            None => (last - self.pace.grace).min(self.overrun.unwrap_or(never)),
+            None => clocks,
         }
     }
 }
@@ -197,6 +203,22 @@ mod tests {
         assert!(!watch.is_stopping());
         assert_eq!(watch.tick(deadline), Action::Kill(Why::Silent));
         assert!(watch.is_stopping());
+    }
+
+    #[test]
+    fn who_was_told_to_end_is_still_under_the_clocks_of_runtime_and_lease() {
+        let (mut one, pace, deadline) = watch(Some(Moment(50_000_000)));
+        one.told(Moment(55_000_000));
+        assert_eq!(one.next(), Moment(50_000_000));
+        assert_eq!(one.tick(Moment(50_000_000)), Action::Terminate(Why::Overran));
+        assert_eq!(one.tick(Moment(50_000_001)), Action::Nothing);
+        assert_eq!(one.next(), Moment(50_000_000) + pace.grace);
+        let (mut two, pace, _) = watch(None);
+        two.told(deadline + SECOND);
+        let term = deadline - pace.settle - pace.grace;
+        assert_eq!(two.next(), term);
+        assert_eq!(two.tick(term), Action::Terminate(Why::Silent));
+        assert_eq!(two.tick(deadline - pace.settle), Action::Kill(Why::Silent));
     }
 
     #[test]

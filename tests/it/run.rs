@@ -174,6 +174,21 @@ fn max_runtime_stops_the_whole_tree_with_124() {
 }
 
 #[test]
+fn max_runtime_ends_also_a_command_that_ignores_a_term_passed_on() {
+    let at = Fixture::file();
+    let ready = at.path("ready");
+    let line = format!("trap '' TERM; touch {}; while :; do sleep 0.05; done", ready.display());
+    let holder = at.start(&["run", "-r", "x", "--max-runtime", "2s", "--kill-after", "4s", "--", "sh", "-c", &line]);
+    until("ready", || ready.exists());
+    signal(&holder, libc::SIGTERM);
+    // The grace that began with that TERM ends after the runtime: it is the runtime that is said.
+    let output = holder.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(124), "{output:?}");
+    assert!(text(&output.stderr).contains("--max-runtime"), "{output:?}");
+    assert!(!at.held("x"));
+}
+
+#[test]
 fn a_daemon_left_on_purpose_lives_on_and_the_lock_is_free() {
     let at = Fixture::file();
     let pid = at.path("pid");
