@@ -162,7 +162,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__list)
-            opts="-h --config --store --json --help"
+            opts="-h --config --store --json --watch --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -350,7 +350,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__status)
-            opts="-r -h --config --resource --store --token --json --help"
+            opts="-r -h --config --resource --store --token --json --watch --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

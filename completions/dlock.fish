@@ -84,10 +84,12 @@ complete -c dlock -n "__fish_dlock_using_subcommand status" -s r -l resource -d 
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l store -d 'Where locks live (default: $DLOCK_STORE, else a local directory)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l token -d 'Ask whether this token holds it' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l json -d 'One JSON document'
+complete -c dlock -n "__fish_dlock_using_subcommand status" -l watch -d 'Show it at the terminal, once a second, until a signal ends it'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l store -d 'Where locks live (default: $DLOCK_STORE, else a local directory)' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l json -d 'One JSON document'
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l watch -d 'Show it at the terminal, once a second, until a signal ends it'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s r -l resource -d 'What to lock' -r

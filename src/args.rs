@@ -127,6 +127,9 @@ pub struct StatusArgs {
     /// One JSON document
     #[arg(long)]
     pub json: bool,
+    /// Show it at the terminal, once a second, until a signal ends it
+    #[arg(long, conflicts_with_all = ["json", "token"])]
+    pub watch: bool,
 }
 
 /// `list`.
@@ -140,6 +143,9 @@ pub struct ListArgs {
     /// One JSON document
     #[arg(long)]
     pub json: bool,
+    /// Show it at the terminal, once a second, until a signal ends it
+    #[arg(long, conflicts_with = "json")]
+    pub watch: bool,
 }
 
 /// `break`.

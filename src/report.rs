@@ -2,7 +2,7 @@
 //! full stop. A stream that is closed or full is no reason to panic.
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread::Builder;
@@ -73,6 +73,11 @@ pub fn print(text: &str, outcome: Outcome) -> Outcome {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Outcome::Died(libc::SIGPIPE),
         Err(error) => fail(Outcome::System, &format!("cannot write to standard output: {error}")),
     }
+}
+
+/// Is standard output a terminal?
+pub fn is_at_terminal() -> bool {
+    io::stdout().is_terminal()
 }
 
 /// A store's error.

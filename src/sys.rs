@@ -284,6 +284,14 @@ pub fn has_terminal() -> bool {
     std::fs::OpenOptions::new().read(true).write(true).open("/dev/tty").is_ok()
 }
 
+/// Rows and columns of the terminal at this descriptor; 24 and 80 where it doesn't say.
+pub fn terminal_size(fd: RawFd) -> (usize, usize) {
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: `size` is a valid place to write.
+    let known = unsafe { libc::ioctl(fd, libc::TIOCGWINSZ, &raw mut size) } == 0 && size.ws_row > 0 && size.ws_col > 0;
+    if known { (size.ws_row.into(), size.ws_col.into()) } else { (24, 80) }
+}
+
 /// A program with its arguments and environment, ready to be started: nothing is allocated between
 /// the fork and the exec.
 pub struct Program {

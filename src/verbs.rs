@@ -7,6 +7,7 @@ use crate::store::{self, Store, StoreError};
 
 mod acquire;
 mod brk;
+mod live;
 mod refresh;
 mod run;
 mod status;
@@ -19,8 +20,8 @@ pub fn run(args: Args) -> Outcome {
         Verb::Acquire(args) => acquire::run(args.take, args.format.as_deref(), config),
         Verb::Refresh(args) => refresh::refresh(args.at, args.token, args.ttl, args.json, config),
         Verb::Release(args) => refresh::release(args.at, args.token, config),
-        Verb::Status(args) => status::status(args.at, args.token, args.json, config),
-        Verb::List(args) => status::list(&args.prefix.unwrap_or_default(), args.store, args.json, config),
+        Verb::Status(args) => status::status(args, config),
+        Verb::List(args) => status::list(args, config),
         Verb::Break(args) => brk::run(args.at, args.yes, args.json, config),
     }
 }

@@ -4,15 +4,16 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::args::At;
+use super::live;
+use crate::args::{ListArgs, StatusArgs};
 use crate::lock::Claim;
 use crate::outcome::Outcome;
 use crate::{config, report, store};
 
 /// The state of one resource: 0 held, 1 free; with a token 0 or 80.
-pub fn status(at: At, token: Option<String>, json: bool, config_file: Option<&Path>) -> Outcome {
-    let asked = config::place(at, config_file).and_then(|place| {
-        let claim = match token {
+pub fn status(args: StatusArgs, config_file: Option<&Path>) -> Outcome {
+    let asked = config::place(args.at, config_file).and_then(|place| {
+        let claim = match args.token {
             Some(text) => Some(config::claim(Some(text), &place.name)?),
             None => None,
         };
@@ -22,6 +23,10 @@ pub fn status(at: At, token: Option<String>, json: bool, config_file: Option<&Pa
         Ok(asked) => asked,
         Err(words) => return super::usage(&words),
     };
+    let shown = store::shown(&place.store);
+    if args.watch {
+        return live::watch(&place.store, |store| Ok(report::status_text(&store.status(&place.name, None)?, &shown)));
+    }
     let status = match super::ask(&place.store, |store| store.status(&place.name, claim.as_ref())) {
         Ok(status) => status,
         Err(outcome) => return outcome,
@@ -32,8 +37,7 @@ pub fn status(at: At, token: Option<String>, json: bool, config_file: Option<&Pa
         None if status.holders.is_empty() => Outcome::Free,
         None => Outcome::Done,
     };
-    let shown = store::shown(&place.store);
-    let text = if json {
+    let text = if args.json {
         let mut value = report::status_json(&status);
         value["store"] = json!(shown);
         report::document(&value)
@@ -44,13 +48,24 @@ pub fn status(at: At, token: Option<String>, json: bool, config_file: Option<&Pa
 }
 
 /// All resources that are held or waited for.
-pub fn list(prefix: &str, store: Option<String>, json: bool, config_file: Option<&Path>) -> Outcome {
-    let url = match config::store(store, config_file) {
+pub fn list(args: ListArgs, config_file: Option<&Path>) -> Outcome {
+    let url = match config::store(args.store, config_file) {
         Ok(url) => url,
         Err(words) => return super::usage(&words),
     };
-    match super::ask(&url, |store| store.list(prefix)) {
-        Ok(all) if json => report::print(&report::document(&Value::Array(all.iter().map(report::status_json).collect())), Outcome::Done),
+    let prefix = args.prefix.unwrap_or_default();
+    if args.watch {
+        let shown = store::shown(&url);
+        return live::watch(&url, |store| {
+            let all = store.list(&prefix)?;
+            let head = if all.len() == 1 { "1 lock".into() } else { format!("{} locks", all.len()) };
+            Ok(format!("{head} ({shown})\n{}", report::list_text(&all)))
+        });
+    }
+    match super::ask(&url, |store| store.list(&prefix)) {
+        Ok(all) if args.json => {
+            report::print(&report::document(&Value::Array(all.iter().map(report::status_json).collect())), Outcome::Done)
+        }
         Ok(all) => report::print(&report::list_text(&all), Outcome::Done),
         Err(outcome) => outcome,
     }

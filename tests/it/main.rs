@@ -14,6 +14,7 @@ mod guard; // dlock itself is killed or stopped
 mod harness; // stores of their own for each test, and the binary with a pinned environment
 mod job; // the verbs inside a job, what is printed for scripts
 mod lease; // acquire, refresh, release, status, list, break
+mod live; // --watch at a terminal
 mod names; // names on every store
 mod oracle; // what the commands write down of themselves under each fault
 mod others; // other lock libraries on the same key
