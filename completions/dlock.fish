@@ -88,6 +88,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand status" -l watch -d 'Show it
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s h -l help -d 'Print help'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l store -d 'Where locks live (default: $DLOCK_STORE, else a local directory)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand list" -l sort -d 'By name, or by age: the longest held first [default: name]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l json -d 'One JSON document'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -l watch -d 'Show it at the terminal, once a second, until a signal ends it'
 complete -c dlock -n "__fish_dlock_using_subcommand list" -s h -l help -d 'Print help'

@@ -143,6 +143,9 @@ pub struct ListArgs {
     /// One JSON document
     #[arg(long)]
     pub json: bool,
+    /// By name, or by age: the longest held first [default: name]
+    #[arg(long, value_name = "WHAT")]
+    pub sort: Option<String>,
     /// Show it at the terminal, once a second, until a signal ends it
     #[arg(long, conflicts_with = "json")]
     pub watch: bool,

@@ -352,13 +352,65 @@ pub fn document(value: &Value) -> String {
     format!("{value}\n")
 }
 
-/// `list` for people.
-pub fn list_text(all: &[Status]) -> String {
-    all.iter().fold(String::new(), |mut out, status| {
-        let holder = status.holders.first().map_or("free".into(), held);
-        let _ = writeln!(out, "{}  {holder}, {} waiting", printable(status.name.as_str()), status.waiters.len());
+/// `list` for people: a table. At a terminal that is so wide it has a head and is cut to fit; elsewhere
+/// each line tells by itself what its cells mean.
+pub fn list_text(all: &[Status], columns: Option<usize>) -> String {
+    let head = columns.filter(|_| !all.is_empty()).map(|_| ["NAME", "HELD", "LEFT", "WAITING", "HOLDER"].map(String::from));
+    let rows: Vec<[String; 5]> = head.into_iter().chain(all.iter().map(|status| row(status, columns.is_none()))).collect();
+    let widest = |at: usize| rows.iter().map(|row| row[at].chars().map(width).sum::<usize>()).max().unwrap_or(0);
+    let widths = [0, 1, 2, 3].map(widest);
+    rows.iter().fold(String::new(), |mut out, row| {
+        let mut line = String::new();
+        for (cell, widest) in row.iter().zip(widths) {
+            let used: usize = cell.chars().map(width).sum();
+            let _ = write!(line, "{cell}{:1$}  ", "", widest - used);
+        }
+        line.push_str(&row[4]);
+        line.truncate(line.trim_end().len());
+        out.push_str(&columns.map_or(line.clone(), |columns| cut(&line, columns)));
+        out.push('\n');
         out
     })
+}
+
+fn row(status: &Status, in_words: bool) -> [String; 5] {
+    let first = status.holders.first();
+    let since = first.and_then(|holding| holding.acquired_at_us);
+    let age = since.map_or("-".into(), |at| about(Duration::from_micros(wall_us().saturating_sub(at))));
+    let left = first.map_or("-".into(), |holding| about(holding.expires_in));
+    let holder = match first {
+        None => "free".into(),
+        Some(Holding { owner: Some(owner), broken_by, .. }) => {
+            let broken = broken_by.as_ref().map_or(String::new(), |by| format!(", broken by {} and ending", who(by)));
+            format!("{}{broken}", who(owner))
+        }
+        Some(Holding { keeping: Some(Keeping::Process), .. }) => "a live dlock run whose record was lost".into(),
+        Some(_) => "a client that left no record".into(),
+    };
+    let (name, waiting) = (printable(status.name.as_str()), status.waiters.len());
+    if in_words && first.is_some() {
+        [name, format!("held {age}"), format!("left {left}"), format!("{waiting} waiting"), holder]
+    } else if in_words {
+        [name, "free".into(), String::new(), format!("{waiting} waiting"), String::new()]
+    } else {
+        [name, age, left, waiting.to_string(), holder]
+    }
+}
+
+/// How wide a character is at most: beyond ASCII it may take two columns.
+fn width(c: char) -> usize {
+    if c.is_ascii() { 1 } else { 2 }
+}
+
+/// So much of a line as does not wrap.
+pub fn cut(line: &str, columns: usize) -> String {
+    let mut used = 0;
+    line.chars()
+        .take_while(|c| {
+            used += width(*c);
+            used < columns
+        })
+        .collect()
 }
 
 #[cfg(test)]

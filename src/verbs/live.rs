@@ -57,19 +57,14 @@ pub fn watch(url: &str, ask: impl Fn(&mut dyn Store) -> Result<String, StoreErro
     }
 }
 
-/// What fits of a text, each line cleared to its end, and how many lines that is. A character beyond
-/// ASCII may be two columns wide.
+/// What fits of a text, each line cleared to its end, and how many lines that is.
 fn screen(text: &str, (rows, columns): (usize, usize)) -> (String, usize) {
     let (fit, all) = (rows.saturating_sub(1).max(1), text.lines().count());
     let shown = if all > fit { fit.saturating_sub(1) } else { all };
     let more = (all > shown).then(|| format!("… {} lines more", all - shown));
     let mut out = String::new();
     for line in text.lines().take(shown).chain(more.as_deref()) {
-        let mut width = 0;
-        out.extend(line.chars().take_while(|c| {
-            width += if c.is_ascii() { 1 } else { 2 };
-            width < columns
-        }));
+        out.push_str(&report::cut(line, columns));
         out.push_str("\x1b[K\n");
     }
     (out, shown + usize::from(more.is_some()))

@@ -93,3 +93,34 @@ fn what_can_not_be_shown_live_is_refused() {
     let mut terminal = view(&at, &["status", "-r", "x", "--store", &url]);
     assert_eq!(terminal.ends().code(), Some(77), "{}", terminal.said());
 }
+
+#[test]
+fn a_list_is_a_table_by_name_or_by_age_on_every_store() {
+    for at in [Site::file(), Site::redis()] {
+        let long = "n".repeat(60);
+        for name in ["zebra", &long, "alpha"] {
+            assert_eq!(at.code(&["acquire", "-r", name, "-t", "10m", "--label", &"words ".repeat(20)]), 0);
+            sleep(Duration::from_millis(5)); // ages that differ
+        }
+        let names = |words: &[&str]| -> Vec<String> {
+            let listed = text(&at.run(words).stdout);
+            listed.lines().map(|line| line.split(' ').next().unwrap().to_owned()).collect()
+        };
+        assert_eq!(names(&["list"]), ["alpha", &long, "zebra"]);
+        assert_eq!(names(&["list", "--sort", "age"]), ["zebra", &long, "alpha"]);
+        let json: serde_json::Value = serde_json::from_slice(&at.run(&["list", "--sort", "age", "--json"]).stdout).unwrap();
+        assert_eq!((&json[0]["resource"], &json[2]["resource"]), (&"zebra".into(), &"alpha".into()), "{json}");
+        // Columns lie below one another, and in a file nothing is cut.
+        let listed = text(&at.run(&["list"]).stdout);
+        let columns: Vec<_> = listed.lines().map(|line| line.find("  0 waiting  ")).collect();
+        assert!(columns[0].is_some() && columns.iter().all(|column| *column == columns[0]), "{listed}");
+        assert!(listed.contains(&"words ".repeat(20)) && !listed.contains("NAME"), "{listed}");
+        // At a terminal it has a head and fits.
+        let mut terminal = Terminal::start(at.dlock(&["list"]));
+        assert_eq!(terminal.ends().code(), Some(0));
+        terminal.waits_for("zebra");
+        let said = terminal.said();
+        assert!(said.starts_with("NAME") && said.lines().all(|line| line.trim_end().len() < 80), "{said}");
+    }
+    assert_eq!(Fixture::file().code(&["list", "--sort", "size"]), 64);
+}
