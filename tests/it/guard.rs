@@ -12,6 +12,7 @@ use crate::redis::{Site, on_each_store};
 
 on_each_store!(
     a_kill_of_the_guard_ends_the_whole_tree_and_releases,
+    a_kill_of_the_guard_is_seen_whatever_the_caller_ignores,
     a_kill_of_the_supervisor_ends_the_whole_tree,
     a_kill_of_the_callers_group_ends_the_whole_tree_and_releases,
     a_killed_waiter_leaves_the_line,
@@ -42,6 +43,22 @@ fn a_kill_of_the_guard_ends_the_whole_tree_and_releases(at: &Site) {
     signal(&child, libc::SIGKILL);
     child.wait().unwrap();
     assert_eq!(at.code(&["run", "-r", "x", "-w", "10s", "--", "true"]), 0, "long before its lease would be over");
+    assert!(tree.iter().all(|pid| !lives(pid)), "{tree:?}");
+}
+
+/// The kernel tells of that death by a signal; with this lease no heartbeat would see it for minutes.
+fn a_kill_of_the_guard_is_seen_whatever_the_caller_ignores(at: &Site) {
+    let line = format!(
+        "trap '' HUP INT QUIT USR1 USR2 TERM CHLD CONT URG WINCH ALRM; exec {} run -r x -t 20m -c \"$1\"",
+        env!("CARGO_BIN_EXE_dlock")
+    );
+    let mut caller = std::process::Command::new("sh");
+    caller.args(["-c", &line, "sh", STUBBORN]).env("PIDS", at.path("pids")).env("DLOCK_STORE", &at.store);
+    let mut child = caller.stdout(Stdio::null()).stderr(Stdio::null()).process_group(0).spawn().unwrap();
+    let tree = pids(&at.path("pids"));
+    signal(&child, libc::SIGKILL);
+    child.wait().unwrap();
+    assert_eq!(at.code(&["run", "-r", "x", "-w", "15s", "--", "true"]), 0);
     assert!(tree.iter().all(|pid| !lives(pid)), "{tree:?}");
 }
 
