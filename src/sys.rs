@@ -677,7 +677,23 @@ pub fn uid() -> u32 {
 /// Name and home directory of this user by the passwd entry, not by the environment.
 pub fn user() -> Option<(String, String)> {
     static USER: std::sync::OnceLock<Option<(String, String)>> = std::sync::OnceLock::new();
-    USER.get_or_init(look_up_user).clone()
+    USER.get_or_init(|| {
+        let table = std::fs::read("/etc/passwd").unwrap_or_default();
+        user_in(&String::from_utf8_lossy(&table), uid()).or_else(look_up_user)
+    })
+    .clone()
+}
+
+/// Name and home directory in the text of passwd(5). The system's own look-up is asked only about users
+/// who are not there: it costs a tenth of a millisecond with some C libraries, and pages with all.
+fn user_in(table: &str, uid: u32) -> Option<(String, String)> {
+    table.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split(':').collect();
+        match fields[..] {
+            [name, _, id, _, _, home, _] if id.parse() == Ok(uid) && !name.is_empty() => Some((name.to_owned(), home.to_owned())),
+            _ => None,
+        }
+    })
 }
 
 fn look_up_user() -> Option<(String, String)> {
@@ -718,5 +734,23 @@ pub fn remote_file_system(path: &Path) -> Option<&'static str> {
         0xff53_4d42 | 0xfe53_4d42 => Some("cifs"),
         0x0102_1997 => Some("9p"),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_found_by_number_and_only_in_whole_lines() {
+        let table = "root:x:0:0:root:/root:/bin/sh\nbroken:x:7\n:x:8:8::/:\njobs:x:1001:100:Jobs, nightly:/srv/jobs:\n+::::::\n";
+        assert_eq!(user_in(table, 1001), Some(("jobs".into(), "/srv/jobs".into())));
+        assert_eq!(user_in(table, 0), Some(("root".into(), "/root".into())));
+        assert!(user_in(table, 7).is_none() && user_in(table, 8).is_none() && user_in("", 0).is_none());
+    }
+
+    #[test]
+    fn it_is_the_one_that_the_system_names() {
+        assert_eq!(user(), look_up_user());
     }
 }
