@@ -256,10 +256,8 @@ impl Voice {
 /// `status` for people.
 pub fn status_text(status: &Status, store: &str) -> String {
     let name = printable(status.name.as_str());
-    if status.holders.is_empty() {
-        return format!("{name}: free ({store})\n");
-    }
-    let mut out = format!("{name}: held ({store})\n");
+    let state = if status.holders.is_empty() { "free" } else { "held" };
+    let mut out = format!("{name}: {state} ({store})\n");
     for holding in &status.holders {
         let fence = holding.fence.map_or(String::new(), |fence| format!(", fencing token {fence}"));
         let _ = writeln!(out, "  holder: {}{fence}", held(holding));
@@ -416,6 +414,20 @@ pub fn cut(line: &str, columns: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_waits_is_shown_also_between_two_holders() {
+        let owner = Owner { user: "ann".into(), host: "web1".into(), pid: 7, ..Owner::default() };
+        let status = Status {
+            name: Name::new("x").unwrap(),
+            holders: Vec::new(),
+            waiters: vec![(owner, Duration::from_secs(90))],
+            last_fence: None,
+            held_by_claim: false,
+        };
+        assert_eq!(status_text(&status, "here"), "x: free (here)\n  waiter 1: ann@web1 pid 7, for 1m30s\n");
+        assert_eq!(list_text(&[status], None), "x  free    1 waiting\n");
+    }
 
     #[test]
     fn times_are_utc() {
