@@ -69,11 +69,17 @@ pub struct Child {
     refused: bool,
 }
 
-/// Can processes be looked at? Without /proc the tree can't be walked, so nothing is started.
+/// Can processes be looked at? Without a /proc that numbers them as this process does (that of its own
+/// pid namespace) the tree can't be walked, so nothing is started.
 pub fn can_be_watched() -> io::Result<()> {
-    fs::metadata("/proc/self/stat")
-        .map(drop)
-        .map_err(|error| io::Error::new(error.kind(), format!("cannot look at /proc/self/stat: {error}; is /proc mounted?")))
+    let own = fs::read_link("/proc/self")
+        .map_err(|error| io::Error::new(error.kind(), format!("cannot look at /proc/self: {error}; is /proc mounted?")))?;
+    if own.as_os_str() == sys::own_pid().to_string().as_str() {
+        return Ok(());
+    }
+    Err(io::Error::other(
+        "/proc is that of another pid namespace, so the command could not be stopped; mount one here (unshare --mount-proc)",
+    ))
 }
 
 impl Child {
@@ -143,6 +149,11 @@ impl Child {
         }
     }
 
+    /// Did a signal end it? Asked before it is reaped.
+    pub fn has_died(&self) -> bool {
+        self.ended.is_none() && sys::has_died(self.pid)
+    }
+
     /// Reaps the command and tells how it ended; waits for that if need be.
     pub fn reap(&mut self) -> Outcome {
         let pid = self.pid;
@@ -173,7 +184,11 @@ impl Child {
         let refuses = |pid: &i32| sys::kill(*pid, signal).is_err_and(|error| error.raw_os_error() == Some(libc::EPERM));
         // Who has it by the group does not get TERM twice.
         let group = (self.own_group && self.ended.is_none() && signal == libc::SIGTERM).then_some(self.pid);
-        beneath(sys::own_pid(), group).into_iter().filter(refuses).fold(None, |_, pid| Some(pid))
+        let mut tree = beneath(sys::own_pid(), group);
+        if !self.own_group && self.ended.is_none() && !tree.contains(&self.pid) {
+            tree.push(self.pid); // where no descriptor was left to walk with
+        }
+        tree.into_iter().filter(refuses).fold(None, |_, pid| Some(pid))
     }
 
     /// Asks the tree to end; what is stopped must run to hear it.
@@ -211,7 +226,9 @@ fn processes() -> HashMap<i32, Entry> {
         let state = fields.next()?;
         let parent = fields.next()?.parse().ok()?;
         let group = fields.next()?.parse().ok()?;
-        Some((pid, Entry { parent, group, dead: matches!(state, "Z" | "X") }))
+        // A process whose first thread has ended looks like a zombie while the others go on.
+        let threads: u32 = fields.nth(14)?.parse().ok()?;
+        Some((pid, Entry { parent, group, dead: state == "X" || state == "Z" && threads <= 1 }))
     })
     .collect()
 }

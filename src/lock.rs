@@ -180,6 +180,17 @@ pub struct Lease {
     pub deadline: crate::clock::Moment,
 }
 
+impl Lease {
+    /// What a job finds in its environment: the same by `run` and by `acquire --format env`.
+    pub fn variables(&self, store: Option<String>) -> Vec<(&'static str, String)> {
+        let mut all = vec![("DLOCK_RESOURCE", self.claim.name.to_string()), ("DLOCK_TOKEN", self.claim.token.as_str().to_owned())];
+        all.extend(self.fence.map(|fence| ("DLOCK_FENCING_TOKEN", fence.to_string())));
+        all.extend(store.map(|store| ("DLOCK_STORE", store)));
+        all.extend(self.slot.map(|slot| ("DLOCK_SLOT", slot.to_string())));
+        all
+    }
+}
+
 /// A duration in the form that options take: `500ms`, `30s`, `1m30s`, `2d4h`.
 pub fn duration_words(span: Duration) -> String {
     let ms = span.as_millis();

@@ -108,15 +108,23 @@ fn printable(text: &str) -> String {
     text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] }).collect()
 }
 
+/// Whose it is, as far as is known.
+fn holder(holding: &Holding) -> String {
+    match &holding.owner {
+        Some(owner) => who(owner),
+        None if holding.keeping == Some(Keeping::Process) => "a live dlock run whose record was lost".into(),
+        None => "a client that left no record".into(),
+    }
+}
+
 fn held(holding: &Holding) -> String {
-    let Some(owner) = &holding.owner else {
-        if holding.keeping == Some(Keeping::Process) {
-            return "a live dlock run whose record was lost".into();
+    let mut words = holder(holding);
+    if holding.owner.is_none() {
+        if holding.keeping != Some(Keeping::Process) && !holding.expires_in.is_zero() {
+            let _ = write!(words, ", expires in {}", about(holding.expires_in));
         }
-        let when = if holding.expires_in.is_zero() { String::new() } else { format!(", expires in {}", about(holding.expires_in)) };
-        return format!("a client that left no record{when}");
-    };
-    let mut words = who(owner);
+        return words;
+    }
     if let Some(at) = holding.acquired_at_us {
         let age = Duration::from_micros(wall_us().saturating_sub(at));
         let _ = write!(words, ", since {} ({} ago)", utc(at), about(age));
@@ -311,19 +319,10 @@ pub fn status_json(status: &Status) -> Value {
 /// A lease as lines for a shell's `eval`; the only place besides `lease_json` that shows a token.
 pub fn exports(lease: &Lease, store: Option<&str>) -> String {
     let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
-    let mut out = String::new();
-    let mut line = |name: &str, value: &str| {
-        let _ = writeln!(out, "export DLOCK_{name}={}", quoted(value));
-    };
-    line("RESOURCE", lease.claim.name.as_str());
-    line("TOKEN", lease.claim.token.as_str());
-    if let Some(fence) = lease.fence {
-        line("FENCING_TOKEN", &fence.to_string());
-    }
-    if let Some(store) = store {
-        line("STORE", store);
-    }
-    out
+    lease.variables(store.map(str::to_owned)).iter().fold(String::new(), |mut out, (name, value)| {
+        let _ = writeln!(out, "export {name}={}", quoted(value));
+        out
+    })
 }
 
 /// A lease for its owner as JSON.
@@ -376,15 +375,10 @@ fn row(status: &Status, in_words: bool) -> [String; 5] {
     let since = first.and_then(|holding| holding.acquired_at_us);
     let age = since.map_or("-".into(), |at| about(Duration::from_micros(wall_us().saturating_sub(at))));
     let left = first.map_or("-".into(), |holding| about(holding.expires_in));
-    let holder = match first {
-        None => "free".into(),
-        Some(Holding { owner: Some(owner), broken_by, .. }) => {
-            let broken = broken_by.as_ref().map_or(String::new(), |by| format!(", broken by {} and ending", who(by)));
-            format!("{}{broken}", who(owner))
-        }
-        Some(Holding { keeping: Some(Keeping::Process), .. }) => "a live dlock run whose record was lost".into(),
-        Some(_) => "a client that left no record".into(),
-    };
+    let holder = first.map_or("free".into(), |holding| {
+        let broken = holding.broken_by.as_ref().map_or(String::new(), |by| format!(", broken by {} and ending", who(by)));
+        format!("{}{broken}", holder(holding))
+    });
     let (name, waiting) = (printable(status.name.as_str()), status.waiters.len());
     if in_words && first.is_some() {
         [name, format!("held {age}"), format!("left {left}"), format!("{waiting} waiting"), holder]

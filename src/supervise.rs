@@ -155,12 +155,12 @@ pub fn run(run: &Run, path: &Path, command: &[OsString], handed_store: String, s
             let_go(&mut *store, &lease, false, say);
             return Outcome::Signalled(number);
         }
-        if !matches!(watch.tick(began), Action::Nothing) {
+        if !matches!(watch.tick(Moment::now()), Action::Nothing) {
             let_go(&mut *store, &lease, true, say);
             let shown = store::shown(&run.take.store);
             return failed(StoreError::Unavailable(format!("{shown}: the answer came too late to use the lease; use a longer --ttl")), say);
         }
-        let child = match Child::start(path, command, &variables(&lease, handed_store), signals.mask(), link.guard()) {
+        let child = match Child::start(path, command, &lease.variables(Some(handed_store)), signals.mask(), link.guard()) {
             Ok(child) => child,
             Err((outcome, words)) => {
                 say(Event::Trouble(&words));
@@ -189,18 +189,6 @@ pub fn run(run: &Run, path: &Path, command: &[OsString], handed_store: String, s
         };
         session.run()
     })
-}
-
-/// What the command finds in its environment besides the caller's.
-fn variables(lease: &Lease, store: String) -> Vec<(&'static str, String)> {
-    let mut all = vec![
-        ("DLOCK_RESOURCE", lease.claim.name.to_string()),
-        ("DLOCK_TOKEN", lease.claim.token.as_str().to_owned()),
-        ("DLOCK_STORE", store),
-    ];
-    all.extend(lease.fence.map(|fence| ("DLOCK_FENCING_TOKEN", fence.to_string())));
-    all.extend(lease.slot.map(|slot| ("DLOCK_SLOT", slot.to_string())));
-    all
 }
 
 /// Releases, and says so where it failed. It never changes the status.
@@ -264,8 +252,9 @@ impl Session<'_> {
 
     /// After the command has ended: empty its tree unless it ended by itself, then release.
     fn finish(mut self) -> Outcome {
-        self.hear(); // also what came together with the end
         let mut ended = Moment::now();
+        let by_itself = !self.watch.is_stopping() && self.watch.last().is_none_or(|last| ended < last);
+        self.hear(); // also what came together with the end
         let mut sweep = self.must_sweep().then_some(ended + self.run.pace.grace);
         if sweep.is_some() || self.run.survivors == Survivors::Wait {
             if sweep.is_some() && !self.watch.is_stopping() {
@@ -291,6 +280,7 @@ impl Session<'_> {
         self.lost |= !self.watch.provable(ended);
         let own = self.child.reap();
         let outcome = match self.watch.why() {
+            _ if by_itself && own != Outcome::Ended(0) => own, // what came later does not change it (decision 3)
             Some(Why::Overran) => Outcome::Overran,
             Some(Why::Silent | Why::Lost | Why::Orphaned) => Outcome::Lost,
             None | Some(Why::Told) if self.lost && own == Outcome::Ended(0) => Outcome::Lost,
@@ -303,10 +293,15 @@ impl Session<'_> {
         outcome
     }
 
-    /// Was this an end that leaves nothing? Only one by itself may leave something on purpose; and what
+    /// Was this an end that leaves nothing? Only one by itself may leave something on purpose, which one
+    /// by a signal is not (a KILL of the caller's group at a terminal hits the command as well); and what
     /// the first process of a container leaves the kernel would kill after the release.
     fn must_sweep(&self) -> bool {
-        self.told || self.watch.why().is_some() || self.link.is_first_process() || self.run.survivors == Survivors::Kill
+        self.told
+            || self.child.has_died()
+            || self.watch.why().is_some()
+            || self.link.is_first_process()
+            || self.run.survivors == Survivors::Kill
     }
 
     fn release(&mut self) {
@@ -342,6 +337,7 @@ impl Session<'_> {
             self.child.kill_tree();
             (self.say)(Event::Stopping(Why::Orphaned));
         }
+        let was_stopping = self.watch.is_stopping();
         let action = self.watch.tick(Moment::now());
         match action {
             Action::Nothing => {}
@@ -354,6 +350,9 @@ impl Session<'_> {
             }
             Action::Kill(why) => {
                 self.kill();
+                if !was_stopping && why != Why::Told {
+                    (self.say)(Event::Stopping(why)); // too late for a TERM before
+                }
                 if let Some(limit) = self.after_term.take_if(|_| why == Why::Told) {
                     (self.say)(Event::Outstayed(limit));
                 }

@@ -436,6 +436,17 @@ pub enum Ended {
     Signal(i32),
 }
 
+/// Was this child, which has ended and is not reaped yet, ended by a signal?
+pub fn has_died(pid: i32) -> bool {
+    // SAFETY: zeroed is a valid siginfo to be written to.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        libc::waitid(libc::P_PID, pid as libc::id_t, &raw mut info, flags) == 0
+            && matches!(info.si_code, libc::CLD_KILLED | libc::CLD_DUMPED)
+    }
+}
+
 /// Reaps a child, waiting for its end.
 pub fn wait(pid: i32) -> io::Result<Ended> {
     let mut status = 0;

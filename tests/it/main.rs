@@ -20,6 +20,7 @@ mod oracle; // what the commands write down of themselves under each fault
 mod others; // other lock libraries on the same key
 mod proxy; // a network that loses what passes
 mod redis; // a real redis-server for one test
+mod review; // what outlived its lease once, found by a review
 mod run; // run: exit status, environment, signals, waiting, loss
 mod stores; // run on every store, and what only Redis can do
 mod supervision; // the cases of supervision: exit status, and the list of all
