@@ -4,7 +4,6 @@
 //! can't be used by another process; afterwards neither is signalled. dlock is the subreaper: what
 //! loses its parent becomes its child, so the tree is empty exactly when there is no child left.
 
-use std::collections::HashMap;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -12,8 +11,10 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use crate::clock::Moment;
 use crate::outcome::Outcome;
 use crate::sys::{self, Children, Ended, Mask, Program, Signal};
+use crate::tree::{self, Others};
 
 /// A command that can't be run, found out before the lock is asked for.
 pub struct NotRunnable {
@@ -59,6 +60,14 @@ pub fn look_up(program: &OsStr) -> Result<PathBuf, NotRunnable> {
     refuse(Outcome::NotFound, format!("not found in PATH={}{hint}", dirs.to_string_lossy()))
 }
 
+/// Why a command was not started.
+pub enum NotStarted {
+    /// The time in which it might have started has passed.
+    TooLate,
+    /// 71, 126 or 127, and the system's words.
+    Refused(Outcome, String),
+}
+
 /// A running command.
 pub struct Child {
     pid: i32,
@@ -69,29 +78,18 @@ pub struct Child {
     refused: bool,
 }
 
-/// Can processes be looked at? Without a /proc that numbers them as this process does (that of its own
-/// pid namespace) the tree can't be walked, so nothing is started.
-pub fn can_be_watched() -> io::Result<()> {
-    let own = fs::read_link("/proc/self")
-        .map_err(|error| io::Error::new(error.kind(), format!("cannot look at /proc/self: {error}; is /proc mounted?")))?;
-    if own.as_os_str() == sys::own_pid().to_string().as_str() {
-        return Ok(());
-    }
-    Err(io::Error::other(
-        "/proc is that of another pid namespace, so the command could not be stopped; mount one here (unshare --mount-proc)",
-    ))
-}
-
 impl Child {
     /// Starts a command that was looked up, with a few variables more, in a group of its own where
-    /// there is no terminal. What systemd meant for the pid `known_as` is for the command.
+    /// there is no terminal; not after this moment. What systemd meant for the pid `known_as` is for the
+    /// command.
     pub fn start(
         path: &Path,
         words: &[OsString],
         variables: &[(&str, String)],
         mask: Mask,
         known_as: i32,
-    ) -> Result<Child, (Outcome, String)> {
+        not_after: Option<Moment>,
+    ) -> Result<Child, NotStarted> {
         let own_group = !sys::has_terminal();
         let (known_as, mut of_pid) = (known_as.to_string(), Vec::new());
         let inherited = env::vars_os().filter(|(name, value)| {
@@ -108,17 +106,20 @@ impl Child {
                 name
             })
             .collect();
-        match Program::new(path.as_os_str(), words, &environment, &of_pid).and_then(|mut program| sys::spawn(&mut program, mask, own_group))
+        let not_after = not_after.map_or(u64::MAX, |at| at.0);
+        match Program::new(path.as_os_str(), words, &environment, &of_pid)
+            .and_then(|mut program| sys::spawn(&mut program, mask, own_group, not_after))
         {
             Ok(pid) => Ok(Child { pid, own_group, ended: None, refused: false }),
             Err(error) => {
                 let (outcome, words) = match error.raw_os_error() {
+                    Some(libc::ETIME) => return Err(NotStarted::TooLate),
                     Some(libc::EAGAIN | libc::ENOMEM | libc::EMFILE | libc::ENFILE) => (Outcome::System, error.to_string()),
                     Some(libc::ENOENT) if path.exists() => (Outcome::NotFound, "its interpreter was not found".into()),
                     Some(libc::ENOENT) => (Outcome::NotFound, error.to_string()),
                     _ => (Outcome::NotExecutable, error.to_string()),
                 };
-                Err((outcome, format!("cannot run '{}': {words}", path.display())))
+                Err(NotStarted::Refused(outcome, format!("cannot run '{}': {words}", path.display())))
             }
         }
     }
@@ -184,9 +185,10 @@ impl Child {
         let refuses = |pid: &i32| sys::kill(*pid, signal).is_err_and(|error| error.raw_os_error() == Some(libc::EPERM));
         // Who has it by the group does not get TERM twice.
         let group = (self.own_group && self.ended.is_none() && signal == libc::SIGTERM).then_some(self.pid);
-        let mut tree = beneath(sys::own_pid(), group);
+        let tree = tree::descendants(sys::own_pid(), &Others::new()).unwrap_or_default();
+        let mut tree: Vec<i32> = tree.into_iter().filter(|process| Some(process.group) != group).map(|process| process.pid).collect();
         if !self.own_group && self.ended.is_none() && !tree.contains(&self.pid) {
-            tree.push(self.pid); // where no descriptor was left to walk with
+            tree.push(self.pid); // where the walk failed
         }
         tree.into_iter().filter(refuses).fold(None, |_, pid| Some(pid))
     }
@@ -205,79 +207,6 @@ impl Child {
         self.refused |= refused.is_some();
         refused
     }
-}
-
-struct Entry {
-    parent: i32,
-    group: i32,
-    dead: bool,
-}
-
-/// Every process by pid, from /proc/PID/stat (proc(5)); the name in it may hold any character, so
-/// the fields are counted from its last parenthesis.
-fn processes() -> HashMap<i32, Entry> {
-    let Ok(dir) = fs::read_dir("/proc") else { return HashMap::new() };
-    let pids = dir.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    pids.filter_map(|pid| {
-        let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-        let after = stat.iter().rposition(|&byte| byte == b')')?;
-        let text = String::from_utf8_lossy(stat.get(after + 2..)?).into_owned();
-        let mut fields = text.split(' ');
-        let state = fields.next()?;
-        let parent = fields.next()?.parse().ok()?;
-        let group = fields.next()?.parse().ok()?;
-        // A process whose first thread has ended looks like a zombie while the others go on.
-        let threads: u32 = fields.nth(14)?.parse().ok()?;
-        Some((pid, Entry { parent, group, dead: state == "X" || state == "Z" && threads <= 1 }))
-    })
-    .collect()
-}
-
-/// The values that two variables had together in the environment of each process above this one, the
-/// nearest first, as far as this user may read them.
-pub fn above(variables: [&str; 2]) -> Vec<[String; 2]> {
-    let all = processes();
-    let mut found = Vec::new();
-    let mut at = sys::own_pid();
-    while let Some(entry) = all.get(&at).filter(|entry| entry.parent > 0) {
-        at = entry.parent;
-        let environ = fs::read(format!("/proc/{at}/environ")).unwrap_or_default();
-        let value = |name: &str| {
-            let of = |text: &[u8]| Some(text.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?.to_vec());
-            environ.split(|byte| *byte == 0).find_map(of).and_then(|value| String::from_utf8(value).ok())
-        };
-        if let [Some(first), Some(second)] = variables.map(value) {
-            found.push([first, second]);
-        }
-    }
-    found
-}
-
-/// Kills processes: stops all first, so that nothing forks away meanwhile.
-pub fn kill(pids: &[i32]) {
-    for signal in [libc::SIGSTOP, libc::SIGKILL] {
-        for pid in pids {
-            let _ = sys::kill(*pid, signal);
-        }
-    }
-}
-
-/// The living descendants of a process. Orphans among them have come back to it, if it is a subreaper.
-pub fn descendants(root: i32) -> Vec<i32> {
-    beneath(root, None)
-}
-
-/// The same without those of a group.
-fn beneath(root: i32, without: Option<i32>) -> Vec<i32> {
-    let all = processes();
-    let mut found = vec![root];
-    let mut next = 0;
-    while let Some(&parent) = found.get(next) {
-        found.extend(all.iter().filter(|(_, entry)| entry.parent == parent).map(|(pid, _)| *pid));
-        next += 1;
-    }
-    found.retain(|pid| *pid != root && all.get(pid).is_some_and(|entry| !entry.dead && Some(entry.group) != without));
-    found
 }
 
 #[cfg(test)]

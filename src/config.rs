@@ -11,7 +11,7 @@ use crate::args::{At, RunArgs, TakeArgs};
 use crate::lock::{Claim, Keeping, Mode, Name, Owner, Request, Token, duration_words};
 use crate::pace::{self, Pace};
 use crate::wait::Patience;
-use crate::{child, outcome, store, sys};
+use crate::{outcome, store, sys, tree};
 
 mod files;
 
@@ -199,7 +199,7 @@ fn inherited(name: &Name) -> Option<Token> {
 /// The token of a job further up that holds this resource, where this dlock runs in the job of another.
 fn inherited_from_above(name: &Name) -> Option<Token> {
     env::var_os("DLOCK_RESOURCE")?;
-    let above = child::above(["DLOCK_RESOURCE", "DLOCK_TOKEN"]);
+    let above = tree::above(["DLOCK_RESOURCE", "DLOCK_TOKEN"]);
     above.into_iter().find(|[resource, _]| resource == name.as_str()).and_then(|[_, token]| Token::new(&token).ok())
 }
 

@@ -18,14 +18,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-use crate::child;
 use crate::clock::Moment;
 use crate::outcome::Outcome;
 use crate::signals::{Signals, ends};
 use crate::sys::{self, Children, Ended, Page};
+use crate::tree::{self, Looks, Others};
 
-/// How often a killed tree is looked at until it is gone.
-const SWEEP: Duration = Duration::from_millis(5);
+/// The shortest pause between two looks at the supervisor.
+const PAUSE: Duration = Duration::from_millis(5);
 /// How long one request may take before a lease is held, name resolution included (contract 8).
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
 /// How long the release may take from a signal on.
@@ -89,18 +89,25 @@ pub struct Orders<'a> {
 /// supervisor, and in the guard when all has ended.
 pub fn split(signals: &Signals, orders: &Orders) -> io::Result<Side> {
     sys::become_subreaper()?;
+    let others = tree::already_there()?;
     let page = sys::shared_page()?;
     let timer = sys::timer()?;
     let guard = sys::own_pid();
     match sys::fork()? {
         Some(supervisor) => {
-            let mut guard = Guard { supervisor, page, signals, orders, killed: false, hurry: None };
+            let mut guard = Guard { supervisor, page, signals, orders, others, looks: Looks::default(), killed: false, hurry: None };
             Ok(Side::Guard(guard.watch(&timer)))
         }
         None => {
             // While it waits it dies with its guard.
             sys::signal_on_parents_death(libc::SIGKILL)?;
             let link = Link { page, guard };
+            if sys::own_pid() == 1 {
+                link.ended(Outcome::System);
+                return Err(io::Error::other(
+                    "what dlock starts would get a pid namespace of its own, where /proc could not show it; use unshare --fork",
+                ));
+            }
             if link.is_orphaned() {
                 sys::exit_now(0);
             }
@@ -165,6 +172,10 @@ struct Guard<'a> {
     page: &'static Page,
     signals: &'a Signals,
     orders: &'a Orders<'a>,
+    /// What the caller had started before it became dlock: none of the command's.
+    others: Others,
+    /// Between two looks at a killed tree.
+    looks: Looks,
     /// The tree of a supervisor that stands still was killed.
     killed: bool,
     /// A signal has come during the release: when to wait for it no longer.
@@ -215,7 +226,7 @@ impl Guard<'_> {
             };
             let armed = sys::arm(timer, next.0);
             if armed.and_then(|()| sys::wait_readable(&[self.signals.fd().as_raw_fd(), timer.as_raw_fd()], None)).is_err() {
-                std::thread::sleep(SWEEP);
+                std::thread::sleep(PAUSE);
             }
         }
     }
@@ -240,7 +251,7 @@ impl Guard<'_> {
         }
         let end = Moment(since) + REQUEST_LIMIT;
         if now < end || !self.may_stop() {
-            return Ok(end.min(now + self.orders.look).max(now + SWEEP));
+            return Ok(end.min(now + self.orders.look).max(now + PAUSE));
         }
         self.abandon();
         (self.orders.say)(Deed::Unanswered);
@@ -255,34 +266,41 @@ impl Guard<'_> {
         };
         if now < at {
             self.killed = false;
+            self.looks = Looks::default();
             return at;
         }
-        let tree = child::descendants(self.supervisor);
-        if tree.is_empty() {
-            return now + Duration::from_millis(100); // it has its own clock, and wakes up or ends
+        if let Ok(tree) = tree::descendants(self.supervisor, &self.others) {
+            if tree.is_empty() {
+                return now + Duration::from_millis(100); // it has its own clock, and wakes up or ends
+            }
+            tree::kill(&tree);
+            if !self.killed {
+                self.killed = true;
+                (self.orders.say)(Deed::Stalled);
+            }
         }
-        child::kill(&tree);
-        if !self.killed {
-            self.killed = true;
-            (self.orders.say)(Deed::Stalled);
-        }
-        now + SWEEP
+        now + self.looks.pause()
     }
 
     /// The supervisor has ended. What it leaves was left on purpose where it came to its release; else
     /// it ends here.
-    fn end(&self) -> Outcome {
+    fn end(&mut self) -> Outcome {
         let own = sys::wait(self.supervisor);
         if self.word(STATE) == RELEASING {
             return Outcome::unpacked(self.word(OUTCOME));
         }
-        loop {
+        self.looks = Looks::default();
+        let mut empty = 0;
+        while empty < 2 {
             match sys::children() {
                 Ok(Children::Ended(pid)) => sys::reap(pid),
                 Ok(Children::None) => break,
                 Ok(Children::Running) | Err(_) => {
-                    child::kill(&child::descendants(sys::own_pid()));
-                    std::thread::sleep(SWEEP);
+                    let tree = tree::descendants(sys::own_pid(), &self.others);
+                    // One walk may miss what was forked meanwhile by what ended meanwhile.
+                    empty = if tree.as_ref().is_ok_and(Vec::is_empty) { empty + 1 } else { 0 };
+                    tree::kill(&tree.unwrap_or_default());
+                    std::thread::sleep(self.looks.pause());
                 }
             }
         }

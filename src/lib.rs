@@ -13,9 +13,9 @@
 //! | layer | modules | also |
 //! |---|---|---|
 //! | nouns | sys, clock, lock, pace, watch, outcome, args | `unsafe` in sys only, clap in args only |
-//! | edges | store and store/*, child, signals | know nothing of one another; each client crate in its one store file |
+//! | edges | store and store/*, tree, child, signals | know nothing of one another; each client crate in its one store file |
 //! | loops | wait, config, keeper, guard | |
-//! | join | event, supervise | tells what happens by a closure, and knows no words |
+//! | join | event, session, supervise | tells what happens by a closure, and knows no words |
 //! | words | report, verbs/* | printing in report only |
 //! | door | lib, main | names args, outcome, report and verbs only |
 
@@ -34,11 +34,13 @@ pub mod lock;
 pub mod outcome;
 mod pace;
 mod report;
+mod session;
 mod signals;
 #[doc(hidden)]
 pub mod store;
 mod supervise;
 mod sys;
+mod tree;
 mod verbs;
 mod wait;
 mod watch;

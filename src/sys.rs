@@ -156,6 +156,8 @@ pub struct Signal {
     pub number: i32,
     /// Sent by the kernel, not by a process.
     pub from_kernel: bool,
+    /// Passed on by the parent of this process, as `pass` does.
+    pub passed: bool,
 }
 
 /// Blocks every signal that can be caught, and returns where to read them. SIGCHLD gets its default
@@ -219,11 +221,16 @@ pub fn read_signal(fd: &OwnedFd) -> Option<Signal> {
         }
         let number = info.ssi_signo as i32;
         if !is_ignored(number) {
-            let by_guard =
-                info.ssi_code == libc::SI_QUEUE && info.ssi_pid as i32 == parent() && info.ssi_int as usize == PASSED_FROM_KERNEL;
-            return Some(Signal { number, from_kernel: by_guard || info.ssi_code == libc::SI_KERNEL });
+            let passed = matches!(info.ssi_code, libc::SI_QUEUE | libc::SI_USER) && info.ssi_pid as i32 == parent();
+            let from_kernel = info.ssi_code == libc::SI_KERNEL || passed && info.ssi_int as usize == PASSED_FROM_KERNEL;
+            return Some(Signal { number, from_kernel, passed });
         }
     }
+}
+
+/// Could this process open so many files more, now? (By copies of one that is open.)
+pub fn can_open(one: &OwnedFd, more: usize) -> io::Result<()> {
+    (0..more).map(|_| one.try_clone()).collect::<io::Result<Vec<OwnedFd>>>().map(drop)
 }
 
 /// A pipe, both ends closed on exec and not blocking.
@@ -330,6 +337,8 @@ struct Start<'a> {
     ignore_sigchld: bool,
     closed: usize,
     umask: usize,
+    /// µs of CLOCK_BOOTTIME.
+    not_after: u64,
     error: libc::c_int,
 }
 
@@ -371,6 +380,10 @@ extern "C" fn start(argument: *mut libc::c_void) -> libc::c_int {
             }
         }
         libc::sigprocmask(libc::SIG_SETMASK, &raw const start.mask.0, std::ptr::null_mut());
+        if boottime_us() >= start.not_after {
+            start.error = libc::ETIME; // suspended, or starved, since its parent looked at the clock
+            return 127;
+        }
         libc::execve(start.path.as_ptr(), start.words.as_ptr(), start.variables.as_ptr());
         if *libc::__errno_location() == libc::ENOEXEC {
             // As execvp(3): a text without `#!` is a shell script.
@@ -384,8 +397,9 @@ extern "C" fn start(argument: *mut libc::c_void) -> libc::c_int {
 /// Starts a program: in a group of its own where asked, dying with its parent, with the caller's
 /// SIGPIPE disposition and signal mask. It shares our memory until exec (as posix_spawn(3) does),
 /// which spares copying page tables and carries the error back without a pipe. Signals stay blocked
-/// until the last step, so none can get lost or run a handler meanwhile.
-pub fn spawn(program: &mut Program, mask: Mask, own_group: bool) -> io::Result<i32> {
+/// until the last step, so none can get lost or run a handler meanwhile. ETIME where CLOCK_BOOTTIME has
+/// come to `not_after` µs, looked at right before the exec.
+pub fn spawn(program: &mut Program, mask: Mask, own_group: bool, not_after: u64) -> io::Result<i32> {
     const STACK: usize = 16 * 1024;
     let pointers =
         |texts: &[CString]| -> Vec<*const libc::c_char> { texts.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect() };
@@ -410,6 +424,7 @@ pub fn spawn(program: &mut Program, mask: Mask, own_group: bool) -> io::Result<i
         ignore_sigchld: SIGCHLD_WAS_IGNORED.load(Ordering::Relaxed),
         closed: WERE_CLOSED.load(Ordering::Relaxed),
         umask: UMASK.load(Ordering::Relaxed),
+        not_after,
         error: 0,
     };
     let mut stack = Vec::<u128>::with_capacity(STACK / size_of::<u128>()); // not written: no page of it is touched
@@ -520,8 +535,10 @@ pub fn own_session() -> io::Result<()> {
 pub fn pass(pid: i32, signal: Signal) -> io::Result<()> {
     let value = libc::sigval { sival_ptr: if signal.from_kernel { PASSED_FROM_KERNEL } else { 0 } as *mut libc::c_void };
     // SAFETY: the pid is an unreaped child's; the value is a number and never followed.
-    check(unsafe { libc::sigqueue(pid, signal.number, value) })?;
-    Ok(())
+    match check(unsafe { libc::sigqueue(pid, signal.number, value) }) {
+        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => kill(pid, signal.number), // RLIMIT_SIGPENDING
+        other => other.map(drop),
+    }
 }
 
 const PASSED_FROM_KERNEL: usize = 0x6b65_726e;
@@ -758,6 +775,17 @@ mod tests {
         assert_eq!(user_in(table, 1001), Some(("jobs".into(), "/srv/jobs".into())));
         assert_eq!(user_in(table, 0), Some(("root".into(), "/root".into())));
         assert!(user_in(table, 7).is_none() && user_in(table, 8).is_none() && user_in("", 0).is_none());
+    }
+
+    #[test]
+    fn nothing_is_started_after_its_time() {
+        let (fd, mask) = block_signals().unwrap();
+        drop(fd);
+        let mut program = Program::new(OsStr::new("/bin/true"), &["true".into()], &[], &[]).unwrap();
+        let late = spawn(&mut program, mask, false, boottime_us()).unwrap_err();
+        assert_eq!(late.raw_os_error(), Some(libc::ETIME));
+        let pid = spawn(&mut program, mask, false, u64::MAX).unwrap();
+        assert!(matches!(wait(pid), Ok(Ended::Status(0))));
     }
 
     #[test]

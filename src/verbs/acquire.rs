@@ -5,7 +5,8 @@ use std::path::Path;
 use crate::args::TakeArgs;
 use crate::config::Format;
 use crate::outcome::Outcome;
-use crate::supervise::{guarded, let_go, obtain};
+use crate::session::let_go;
+use crate::supervise::{guarded, obtain};
 use crate::{config, report, store};
 
 /// Takes a lease. One whose token can't be printed is released again.

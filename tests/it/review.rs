@@ -101,3 +101,102 @@ fn what_comes_after_the_commands_own_failure_does_not_change_its_status() {
         assert!(!at.held("x"));
     }
 }
+
+#[test]
+fn with_too_few_descriptors_nothing_starts_and_with_enough_nothing_is_left() {
+    let mut codes = Vec::new();
+    for limit in 5..=22 {
+        let at = Fixture::file();
+        let pid = at.path("pid");
+        let line = format!("setsid sh -c 'trap \"\" TERM; echo $$ > {}; while :; do sleep 0.1; done' & exec sleep 60", pid.display());
+        let dlock =
+            format!("ulimit -n {limit}; exec {} run -r x --max-runtime 500ms --kill-after 200ms -c \"$0\"", env!("CARGO_BIN_EXE_dlock"));
+        let output = Command::new("sh").args(["-c", &dlock, &line]).env("DLOCK_STORE", &at.store).output().unwrap();
+        let code = output.status.code().unwrap();
+        match code {
+            71 => assert!(!pid.exists(), "limit {limit}: started"),
+            124 => assert!(!lives(&fs::read_to_string(&pid).unwrap()), "limit {limit}: left alive"),
+            _ => assert!([69, 77].contains(&code) && !pid.exists(), "limit {limit}: {output:?}"), // the store can't be opened
+        }
+        assert!(!output.stderr.is_empty() && !at.held("x"), "limit {limit}");
+        codes.push(code);
+    }
+    assert!(codes.contains(&71) && codes.ends_with(&[124, 124]), "{codes:?}");
+}
+
+#[test]
+fn what_the_caller_had_started_before_survives_a_death_of_the_supervisor() {
+    for busy in [false, true] {
+        let at = Fixture::file();
+        let other = busy.then(|| at.start(&["run", "-r", "x", "--", "sleep", "60"]));
+        until("the other one holds it", || !busy || at.held("x"));
+        let (earlier, mark) = (at.path("earlier"), at.path("mark"));
+        let line = format!(
+            "(sleep 77 & echo $! > {}; wait) 2>/dev/null & exec {} run -r x -w 60s -- sh -c 'echo $$ > {}; sleep 60'",
+            earlier.display(),
+            env!("CARGO_BIN_EXE_dlock"),
+            mark.display()
+        );
+        let mut bash = Command::new("bash");
+        let child = bash.args(["-c", &line]).env("DLOCK_STORE", &at.store).stderr(Stdio::piped()).spawn().unwrap();
+        until("the earlier one is there", || fs::read_to_string(&earlier).is_ok_and(|text| text.ends_with('\n')));
+        let earlier = fs::read_to_string(&earlier).unwrap();
+        let mut keeper = String::new();
+        let named = if busy { "dlock" } else { "lease-keeper" };
+        until("the supervisor is there", || {
+            let path = format!("/proc/{0}/task/{0}/children", child.id());
+            let children = fs::read_to_string(path).unwrap_or_default();
+            let is_it = |pid: &&str| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == named);
+            keeper = children.split_whitespace().find(is_it).unwrap_or_default().to_owned();
+            !keeper.is_empty() && (busy || mark.exists())
+        });
+        if busy {
+            sleep(Duration::from_millis(300)); // in line
+        }
+        kill(&keeper, "KILL");
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(if busy { 71 } else { 79 }), "{output:?}");
+        assert!(lives(&earlier), "busy: {busy}");
+        assert!(busy || !lives(&fs::read_to_string(&mark).unwrap()));
+        kill(earlier.trim(), "KILL");
+        if let Some(mut other) = other {
+            signal(&other, libc::SIGTERM);
+            other.wait().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_command_that_would_get_a_pid_namespace_of_its_own_is_refused_in_words() {
+    let at = Fixture::file();
+    let way = if is_root() { "-p" } else { "-Urp" };
+    let mut inside = Command::new("unshare");
+    inside.arg(way).arg(env!("CARGO_BIN_EXE_dlock")).args(["run", "-r", "x", "--", "true"]);
+    let output = inside.env("DLOCK_STORE", &at.store).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(output.status.code(), Some(71), "{output:?}");
+    assert!(text(&output.stderr).contains("--fork"), "{output:?}");
+    assert!(!at.held("x"));
+}
+
+#[test]
+fn a_term_for_all_processes_of_a_unit_reaches_the_command_once() {
+    let at = Fixture::file();
+    let log = at.path("log");
+    let line = format!(
+        "trap 'echo term >> {0}' TERM; echo up >> {0}; while ! [ -e {1} ]; do sleep 0.05; done",
+        log.display(),
+        at.path("end").display()
+    );
+    let child = at.start(&["run", "-r", "x", "-c", &line]);
+    let words = || fs::read_to_string(&log).unwrap_or_default();
+    until("it runs", || words() == "up\n");
+    kill(&supervisor(&child), "TERM");
+    sleep(Duration::from_millis(200));
+    assert_eq!(words(), "up\n", "the supervisor passed on what was not its guard's");
+    signal(&child, libc::SIGTERM);
+    until("it hears it", || words() == "up\nterm\n");
+    sleep(Duration::from_millis(200));
+    assert_eq!(words(), "up\nterm\n");
+    fs::write(at.path("end"), "").unwrap();
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(0));
+}
