@@ -62,7 +62,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__acquire)
-            opts="-r -t -w -n -E -q -v -h --config --resource --store --ttl --wait --no-wait --retry-count --retry-delay --busy-code --label --quiet --verbose --format --help"
+            opts="-r -t -w -n -s -E -q -v -h --config --resource --store --ttl --wait --no-wait --retry-count --retry-delay --shared --slots --busy-code --label --quiet --verbose --format --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -108,6 +108,10 @@ _dlock() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                --slots)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 --busy-code)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -132,7 +136,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__break)
-            opts="-r -h --config --resource --store --yes --json --help"
+            opts="-r -h --config --resource --store --slot --holder --yes --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -151,6 +155,14 @@ _dlock() {
                     return 0
                     ;;
                 --store)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --slot)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --holder)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -264,7 +276,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__run)
-            opts="-r -t -w -n -E -q -v -c -h --config --resource --store --ttl --wait --no-wait --retry-count --retry-delay --busy-code --label --quiet --verbose --kill-after --on-lost --survivors --max-runtime --no-release --shell --help"
+            opts="-r -t -w -n -s -E -q -v -c -h --config --resource --store --ttl --wait --no-wait --retry-count --retry-delay --shared --slots --busy-code --label --quiet --verbose --kill-after --on-lost --survivors --max-runtime --no-release --shell --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -307,6 +319,10 @@ _dlock() {
                     return 0
                     ;;
                 --retry-delay)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --slots)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -41,6 +41,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s t -l ttl -d 'Lease l
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'How long to wait when busy' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l retry-count -d 'Try this many times more, without joining the line' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l retry-delay -d 'Between those tries [default: 200ms]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l slots -d 'Be one of at most N holders' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l busy-code -d 'Exit status when busy' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l label -d 'Shown with the holder' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l kill-after -d 'Grace between TERM and KILL; if given, after a TERM passed on too [default: TTL/4, at most 10s]' -r
@@ -49,6 +50,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l survivors -d 'What i
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-runtime -d 'Stop the command after this long, exit 124' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s c -l shell -d 'Run one string by /bin/sh -c' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s n -l no-wait -d 'Do not wait (the default)'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s s -l shared -d 'Share it with others that share it'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Say nothing when busy'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-release -d 'Let the lease run out by itself instead of releasing it'
@@ -60,10 +62,12 @@ complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s t -l ttl -d 'Lea
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'How long to wait when busy' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l retry-count -d 'Try this many times more, without joining the line' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l retry-delay -d 'Between those tries [default: 200ms]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l slots -d 'Be one of at most N holders' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l busy-code -d 'Exit status when busy' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l label -d 'Shown with the holder' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l format -d 'What to print: token, env (lines for eval) or json [default: token]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s n -l no-wait -d 'Do not wait (the default)'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s s -l shared -d 'Share it with others that share it'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s q -l quiet -d 'Say nothing when busy'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s v -l verbose -d 'Say more'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s h -l help -d 'Print help'
@@ -95,6 +99,8 @@ complete -c dlock -n "__fish_dlock_using_subcommand list" -s h -l help -d 'Print
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l config -d 'TOML file with defaults and overrides (default: $DLOCK_CONFIG)' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s r -l resource -d 'What to lock' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l store -d 'Where locks live (default: $DLOCK_STORE, else a local directory)' -r
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l slot -d 'Only the holder of this slot' -r
+complete -c dlock -n "__fish_dlock_using_subcommand break" -l holder -d 'Only this holder: its fencing token, or its pid or HOST:PID' -r
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l yes -d 'Do not ask'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -l json -d 'One JSON document'
 complete -c dlock -n "__fish_dlock_using_subcommand break" -s h -l help -d 'Print help'

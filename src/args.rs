@@ -157,6 +157,12 @@ pub struct BreakArgs {
     /// Resource and store.
     #[command(flatten)]
     pub at: At,
+    /// Only the holder of this slot
+    #[arg(long, value_name = "N", conflicts_with = "holder")]
+    pub slot: Option<u32>,
+    /// Only this holder: its fencing token, or its pid or HOST:PID
+    #[arg(long, value_name = "WHO")]
+    pub holder: Option<String>,
     /// Do not ask
     #[arg(long)]
     pub yes: bool,
@@ -197,6 +203,12 @@ pub struct TakeArgs {
     /// Between those tries [default: 200ms]
     #[arg(long, value_name = "DUR", allow_hyphen_values = true)]
     pub retry_delay: Option<String>,
+    /// Share it with others that share it
+    #[arg(short, long, conflicts_with = "slots")]
+    pub shared: bool,
+    /// Be one of at most N holders
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub slots: Option<String>,
     /// Exit status when busy
     #[arg(short = 'E', long, value_name = "N", allow_hyphen_values = true)]
     pub busy_code: Option<String>,

@@ -179,10 +179,8 @@ impl Child {
     /// Sends a signal to everything that descends from dlock, and to the command's group. Tells one that
     /// may not be signalled: all its uids are another user's.
     fn signal_tree(&self, signal: i32) -> Option<i32> {
-        if self.own_group && self.ended.is_none() {
-            let _ = sys::kill(-self.pid, signal);
-        }
         let refuses = |pid: &i32| sys::kill(*pid, signal).is_err_and(|error| error.raw_os_error() == Some(libc::EPERM));
+        let group_refuses = self.own_group && self.ended.is_none() && refuses(&-self.pid);
         // Who has it by the group does not get TERM twice.
         let group = (self.own_group && self.ended.is_none() && signal == libc::SIGTERM).then_some(self.pid);
         let tree = tree::descendants(sys::own_pid(), &Others::new()).unwrap_or_default();
@@ -190,7 +188,7 @@ impl Child {
         if !self.own_group && self.ended.is_none() && !tree.contains(&self.pid) {
             tree.push(self.pid); // where the walk failed
         }
-        tree.into_iter().filter(refuses).fold(None, |_, pid| Some(pid))
+        tree.into_iter().filter(refuses).fold(group_refuses.then_some(self.pid), |_, pid| Some(pid))
     }
 
     /// Asks the tree to end; what is stopped must run to hear it.

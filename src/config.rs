@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::args::{At, RunArgs, TakeArgs};
-use crate::lock::{Claim, Keeping, Mode, Name, Owner, Request, Token, duration_words};
+use crate::lock::{Claim, Keeping, Mode, Name, Owner, Request, SLOTS_MAX, Token, duration_words};
 use crate::pace::{self, Pace};
 use crate::wait::Patience;
 use crate::{outcome, store, sys, tree};
@@ -96,6 +96,13 @@ fn ttl(text: &str) -> Result<Duration, String> {
         return Err(format!("--ttl {text:?} is more than the longest lease, 366d"));
     }
     Ok(ttl)
+}
+
+/// Exclusive, unless it is to be shared.
+fn mode(shared: bool, slots: Option<&str>) -> Result<Mode, String> {
+    let Some(text) = slots else { return Ok(if shared { Mode::Shared { limit: None } } else { Mode::Exclusive }) };
+    let count = text.parse().ok().filter(|count| (1..=SLOTS_MAX).contains(count));
+    count.map(|count| Mode::Shared { limit: Some(count) }).ok_or_else(|| format!("--slots {text:?} is no number from 1 to {SLOTS_MAX}"))
 }
 
 fn filled(variable: &str) -> Result<Option<String>, String> {
@@ -267,7 +274,7 @@ fn taken(args: TakeArgs, keeping: Keeping, program: String, config: Option<&Path
     let request = Request {
         claim: Claim { name: place.name, token: Token::random() },
         owner: owner(program, args.label),
-        mode: Mode::Exclusive,
+        mode: mode(args.shared, args.slots.as_deref())?,
         ttl: ttl(length)?,
         queue,
         keeping,

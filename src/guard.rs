@@ -28,6 +28,8 @@ use crate::tree::{self, Looks, Others};
 const PAUSE: Duration = Duration::from_millis(5);
 /// How long one request may take before a lease is held, name resolution included (contract 8).
 const REQUEST_LIMIT: Duration = Duration::from_secs(10);
+/// The guard kills so much later than its supervisor, if that lives, would have done it.
+const GUARD_LATER: Duration = Duration::from_millis(20);
 /// How long the release may take from a signal on.
 const HURRY: Duration = Duration::from_millis(200);
 
@@ -157,7 +159,7 @@ impl Link {
 
     /// Tells when the tree has to be dead; `None` for never.
     pub fn kill_at(&self, at: Option<Moment>) {
-        self.word(KILL_AT).store(at.map_or(0, |at| at.0.max(1)), SeqCst);
+        self.word(KILL_AT).store(at.map_or(0, |at| (at + GUARD_LATER).0.max(1)), SeqCst);
     }
 
     /// How it has ended: what is left of the tree was left on purpose, and only the release is to come.
@@ -290,16 +292,15 @@ impl Guard<'_> {
             return Outcome::unpacked(self.word(OUTCOME));
         }
         self.looks = Looks::default();
-        let mut empty = 0;
-        while empty < 2 {
+        loop {
             match sys::children() {
                 Ok(Children::Ended(pid)) => sys::reap(pid),
                 Ok(Children::None) => break,
                 Ok(Children::Running) | Err(_) => {
-                    let tree = tree::descendants(sys::own_pid(), &self.others);
-                    // One walk may miss what was forked meanwhile by what ended meanwhile.
-                    empty = if tree.as_ref().is_ok_and(Vec::is_empty) { empty + 1 } else { 0 };
-                    tree::kill(&tree.unwrap_or_default());
+                    if tree::has_only(&self.others) {
+                        break;
+                    }
+                    tree::kill(&tree::descendants(sys::own_pid(), &self.others).unwrap_or_default());
                     std::thread::sleep(self.looks.pause());
                 }
             }

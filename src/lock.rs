@@ -114,6 +114,20 @@ pub enum Mode {
     },
 }
 
+/// The most slots of one resource.
+pub const SLOTS_MAX: u32 = 1_000_000;
+
+impl Mode {
+    /// How many holders, itself among them, one in this mode is content with.
+    pub fn most(self) -> usize {
+        match self {
+            Mode::Exclusive => 1,
+            Mode::Shared { limit: None } => usize::MAX,
+            Mode::Shared { limit: Some(limit) } => limit as usize,
+        }
+    }
+}
+
 /// How the lease is kept alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeping {
@@ -149,6 +163,8 @@ pub struct Holding {
     pub owner: Option<Owner>,
     /// Exclusive or shared.
     pub mode: Mode,
+    /// Its slot number, with `--slots`.
+    pub slot: Option<u32>,
     /// Fencing token, where the store has one.
     pub fence: Option<u64>,
     /// When it was granted: wall clock, µs since 1970, for display only.
@@ -161,6 +177,17 @@ pub struct Holding {
     pub broken_by: Option<Owner>,
     /// How it is kept alive; `None` for another library's lock.
     pub keeping: Option<Keeping>,
+}
+
+/// One that waits, as others see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// Who.
+    pub owner: Owner,
+    /// What for.
+    pub mode: Mode,
+    /// For how long by now.
+    pub waited: Duration,
 }
 
 /// A granted lease. The deadline is counted by the one who asked, from before it asked.

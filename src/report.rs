@@ -8,17 +8,21 @@ use std::sync::mpsc::channel;
 use std::thread::Builder;
 use std::time::Duration;
 
-use serde_json::{Value, json};
-
 use crate::clock::wall_us;
 use crate::event::Event;
 use crate::guard::Deed;
-use crate::lock::{Claim, Holding, Keeping, Lease, Mode, Name, Owner, duration_words};
+use crate::lock::{Holding, Keeping, Lease, Mode, Name, Owner, duration_words};
 use crate::outcome::Outcome;
 use crate::store::{self, After, Lost, Status, StoreError};
 use crate::sys;
 use crate::wait::InTheWay;
 use crate::watch::Why;
+
+mod json;
+mod table;
+
+pub use json::{document, holding_json, lease_json, renewed_json, status_json};
+pub use table::{cut, list_text};
 
 /// Says one line on stderr.
 pub fn say(words: &str) {
@@ -108,13 +112,29 @@ fn printable(text: &str) -> String {
     text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] }).collect()
 }
 
+/// How it is shared, where it is: after a name.
+fn mode_words(mode: Mode, slot: Option<u32>) -> String {
+    match (mode, slot) {
+        (Mode::Exclusive, _) => String::new(),
+        (Mode::Shared { limit: None }, _) => ", shared".into(),
+        (Mode::Shared { limit: Some(limit) }, Some(slot)) => format!(", slot {slot} of {limit}"),
+        (Mode::Shared { limit: Some(limit) }, None) => format!(", one of {limit} slots"),
+    }
+}
+
 /// Whose it is, as far as is known.
-fn holder(holding: &Holding) -> String {
+pub fn holder(holding: &Holding) -> String {
     match &holding.owner {
         Some(owner) => who(owner),
         None if holding.keeping == Some(Keeping::Process) => "a live dlock run whose record was lost".into(),
         None => "a client that left no record".into(),
     }
+}
+
+/// The same with its fencing token.
+pub fn holder_with_fence(holding: &Holding) -> String {
+    let fence = holding.fence.map_or(String::new(), |fence| format!(", fencing token {fence}"));
+    format!("{}{}{fence}", holder(holding), mode_words(holding.mode, holding.slot))
 }
 
 fn held(holding: &Holding) -> String {
@@ -125,6 +145,7 @@ fn held(holding: &Holding) -> String {
         }
         return words;
     }
+    words += &mode_words(holding.mode, holding.slot);
     if let Some(at) = holding.acquired_at_us {
         let age = Duration::from_micros(wall_us().saturating_sub(at));
         let _ = write!(words, ", since {} ({} ago)", utc(at), about(age));
@@ -163,6 +184,9 @@ fn in_the_way(way: &InTheWay) -> String {
         Some(holding) => format!("held by {}", held(holding)),
         None => "others wait in front".into(),
     };
+    if way.holders.len() > 1 {
+        let _ = write!(words, ", and {} more", way.holders.len() - 1);
+    }
     if way.waiting > 0 {
         let _ = write!(words, ", {} waiting", way.waiting);
     }
@@ -270,50 +294,11 @@ pub fn status_text(status: &Status, store: &str) -> String {
         let fence = holding.fence.map_or(String::new(), |fence| format!(", fencing token {fence}"));
         let _ = writeln!(out, "  holder: {}{fence}", held(holding));
     }
-    for (at, (owner, waited)) in status.waiters.iter().enumerate() {
-        let _ = writeln!(out, "  waiter {}: {}, for {}", at + 1, who(owner), about(*waited));
+    for (at, waiter) in status.waiters.iter().enumerate() {
+        let what = mode_words(waiter.mode, None);
+        let _ = writeln!(out, "  waiter {}: {}{what}, for {}", at + 1, who(&waiter.owner), about(waiter.waited));
     }
     out
-}
-
-fn owner_json(owner: &Owner) -> Value {
-    json!({"user": owner.user, "host": owner.host, "pid": owner.pid, "program": owner.program, "label": owner.label})
-}
-
-/// A lease as JSON; no token.
-pub fn holding_json(holding: &Holding) -> Value {
-    let mode = match holding.mode {
-        Mode::Exclusive => "exclusive",
-        Mode::Shared { .. } => "shared",
-    };
-    json!({
-        "owner": holding.owner.as_ref().map(owner_json),
-        "mode": mode,
-        "kept_by": holding.keeping.map(|keeping| match keeping {
-            Keeping::Process => "run",
-            Keeping::Lease => "lease",
-        }),
-        "fencing_token": holding.fence,
-        "acquired_at": holding.acquired_at_us.map(utc),
-        "heartbeat_at": holding.heartbeat_us.map(utc),
-        "expires_in_ms": u64::try_from(holding.expires_in.as_millis()).unwrap_or(u64::MAX),
-        "expires_at": utc(wall_us().saturating_add(u64::try_from(holding.expires_in.as_micros()).unwrap_or(0))),
-        "broken_by": holding.broken_by.as_ref().map(owner_json),
-    })
-}
-
-/// `status` as JSON.
-pub fn status_json(status: &Status) -> Value {
-    json!({
-        "resource": status.name.as_str(),
-        "held": !status.holders.is_empty(),
-        "holders": status.holders.iter().map(holding_json).collect::<Vec<_>>(),
-        "waiters": status.waiters.iter().map(|(owner, waited)| json!({
-            "owner": owner_json(owner),
-            "waiting_ms": u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
-        })).collect::<Vec<_>>(),
-        "last_fencing_token": status.last_fence,
-    })
 }
 
 /// A lease as lines for a shell's `eval`; the only place besides `lease_json` that shows a token.
@@ -325,89 +310,10 @@ pub fn exports(lease: &Lease, store: Option<&str>) -> String {
     })
 }
 
-/// A lease for its owner as JSON.
-pub fn lease_json(lease: &Lease, store: &str) -> String {
-    let mut value = renewed_json(&lease.claim, lease.ttl);
-    value["token"] = json!(lease.claim.token.as_str());
-    value["fencing_token"] = json!(lease.fence);
-    value["store"] = json!(store);
-    document(&value)
-}
-
-/// A renewal as JSON; no token.
-pub fn renewed_json(claim: &Claim, ttl: Duration) -> Value {
-    let ttl_us = u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX);
-    json!({
-        "resource": claim.name.as_str(),
-        "ttl_ms": ttl_us / 1000,
-        "expires_at": utc(wall_us().saturating_add(ttl_us)),
-    })
-}
-
-/// One JSON document and a newline.
-pub fn document(value: &Value) -> String {
-    format!("{value}\n")
-}
-
-/// `list` for people: a table. At a terminal that is so wide it has a head and is cut to fit; elsewhere
-/// each line tells by itself what its cells mean.
-pub fn list_text(all: &[Status], columns: Option<usize>) -> String {
-    let head = columns.filter(|_| !all.is_empty()).map(|_| ["NAME", "HELD", "LEFT", "WAITING", "HOLDER"].map(String::from));
-    let rows: Vec<[String; 5]> = head.into_iter().chain(all.iter().map(|status| row(status, columns.is_none()))).collect();
-    let widest = |at: usize| rows.iter().map(|row| row[at].chars().map(width).sum::<usize>()).max().unwrap_or(0);
-    let widths = [0, 1, 2, 3].map(widest);
-    rows.iter().fold(String::new(), |mut out, row| {
-        let mut line = String::new();
-        for (cell, widest) in row.iter().zip(widths) {
-            let used: usize = cell.chars().map(width).sum();
-            let _ = write!(line, "{cell}{:1$}  ", "", widest - used);
-        }
-        line.push_str(&row[4]);
-        line.truncate(line.trim_end().len());
-        out.push_str(&columns.map_or(line.clone(), |columns| cut(&line, columns)));
-        out.push('\n');
-        out
-    })
-}
-
-fn row(status: &Status, in_words: bool) -> [String; 5] {
-    let first = status.holders.first();
-    let since = first.and_then(|holding| holding.acquired_at_us);
-    let age = since.map_or("-".into(), |at| about(Duration::from_micros(wall_us().saturating_sub(at))));
-    let left = first.map_or("-".into(), |holding| about(holding.expires_in));
-    let holder = first.map_or("free".into(), |holding| {
-        let broken = holding.broken_by.as_ref().map_or(String::new(), |by| format!(", broken by {} and ending", who(by)));
-        format!("{}{broken}", holder(holding))
-    });
-    let (name, waiting) = (printable(status.name.as_str()), status.waiters.len());
-    if in_words && first.is_some() {
-        [name, format!("held {age}"), format!("left {left}"), format!("{waiting} waiting"), holder]
-    } else if in_words {
-        [name, "free".into(), String::new(), format!("{waiting} waiting"), String::new()]
-    } else {
-        [name, age, left, waiting.to_string(), holder]
-    }
-}
-
-/// How wide a character is at most: beyond ASCII it may take two columns.
-fn width(c: char) -> usize {
-    if c.is_ascii() { 1 } else { 2 }
-}
-
-/// So much of a line as does not wrap.
-pub fn cut(line: &str, columns: usize) -> String {
-    let mut used = 0;
-    line.chars()
-        .take_while(|c| {
-            used += width(*c);
-            used < columns
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::Waiting;
 
     #[test]
     fn who_waits_is_shown_also_between_two_holders() {
@@ -415,11 +321,11 @@ mod tests {
         let status = Status {
             name: Name::new("x").unwrap(),
             holders: Vec::new(),
-            waiters: vec![(owner, Duration::from_secs(90))],
+            waiters: vec![Waiting { owner, mode: Mode::Shared { limit: Some(3) }, waited: Duration::from_secs(90) }],
             last_fence: None,
-            held_by_claim: false,
+            own: None,
         };
-        assert_eq!(status_text(&status, "here"), "x: free (here)\n  waiter 1: ann@web1 pid 7, for 1m30s\n");
+        assert_eq!(status_text(&status, "here"), "x: free (here)\n  waiter 1: ann@web1 pid 7, one of 3 slots, for 1m30s\n");
         assert_eq!(list_text(&[status], None), "x  free    1 waiting\n");
     }
 

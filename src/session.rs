@@ -12,9 +12,9 @@ use crate::guard::Link;
 use crate::keeper::{Keeper, News};
 use crate::lock::{Keeping, Lease};
 use crate::outcome::Outcome;
-use crate::signals::{self, Signals};
+use crate::signals::{self, Signals, Twins};
 use crate::store::{Lost, Released, Store, StoreError};
-use crate::sys;
+use crate::sys::{self, Signal};
 use crate::tree::Looks;
 use crate::watch::{Action, Watch, Why};
 
@@ -75,6 +75,8 @@ pub struct Session<'a> {
     pub lost: bool,
     /// Between two looks at a killed tree.
     pub looks: Looks,
+    /// Signals that may come twice.
+    pub twins: Twins,
     /// Hears of all that happens.
     pub say: &'a dyn Fn(Event<'_>),
 }
@@ -230,17 +232,22 @@ impl Session<'_> {
             }
         }
         while let Some(signal) = self.signals.next() {
-            // The guard is told as well where a group or a unit of systemd's is signalled as a whole, and
-            // passes it on. Once is enough.
-            if signals::ends(signal) && !signal.passed && !self.link.is_orphaned() {
-                continue;
+            let now = Moment::now();
+            for signal in self.twins.heard(signal, now).into_iter().flatten() {
+                self.pass(signal);
             }
-            self.told |= signals::ends(signal);
-            if signal.number != libc::SIGCHLD && (self.child.has_own_group() || !signals::seen_by_group(signal)) {
-                self.child.pass(signal, signals::for_group(signal));
-                if let Some(limit) = self.after_term.filter(|_| signal.number == libc::SIGTERM) {
-                    self.watch.told(Moment::now() + limit);
-                }
+        }
+        if let Some(signal) = self.twins.alone(Moment::now()) {
+            self.pass(signal);
+        }
+    }
+
+    fn pass(&mut self, signal: Signal) {
+        self.told |= signals::ends(signal);
+        if signal.number != libc::SIGCHLD && (self.child.has_own_group() || !signals::seen_by_group(signal)) {
+            self.child.pass(signal, signals::for_group(signal));
+            if let Some(limit) = self.after_term.filter(|_| signal.number == libc::SIGTERM) {
+                self.watch.told(Moment::now() + limit);
             }
         }
     }
@@ -284,6 +291,7 @@ impl Session<'_> {
             }
             Kept::Gone => until,
         };
+        let until = until.min(self.twins.next());
         if sys::arm(self.timer, until.0).and_then(|()| sys::wait_readable(&fds, None)).is_err() {
             std::thread::sleep(Duration::from_millis(5)); // without a timer the loop goes on by itself
         }

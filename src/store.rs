@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::lock::{Claim, Holding, Keeping, Name, Owner, Request};
+use crate::lock::{Claim, Holding, Keeping, Name, Owner, Request, Waiting};
 
 pub mod file;
 pub mod redis;
@@ -88,18 +88,18 @@ pub enum Released {
 }
 
 /// The state of one resource.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Status {
     /// The resource.
     pub name: Name,
     /// Its holders; none when free.
     pub holders: Vec<Holding>,
-    /// Who waits, first in line first, with how long they have waited.
-    pub waiters: Vec<(Owner, Duration)>,
+    /// Who waits, first in line first.
+    pub waiters: Vec<Waiting>,
     /// The last fencing token granted.
     pub last_fence: Option<u64>,
-    /// Does the claim that was asked about hold it?
-    pub held_by_claim: bool,
+    /// Which of the holders the claim is that was asked about.
+    pub own: Option<usize>,
 }
 
 /// What goes wrong with a store. The text is whole: what was tried, and the store's own words.
@@ -124,8 +124,9 @@ pub trait Store: Send {
     /// Frees the lease if the token owns it, and leaves the line. Asked for as a `Keeping::Lease`, it
     /// spares a lease that a `run` keeps: its command may be alive.
     fn release(&mut self, claim: &Claim, by: Keeping) -> Result<Released, StoreError>;
-    /// Ends others' leases: those without a process at once, a `run` is marked and told.
-    fn break_lease(&mut self, name: &Name, by: &Owner) -> Result<Vec<Holding>, StoreError>;
+    /// Ends others' leases: those without a process at once, a `run` is marked and told. All of them, or
+    /// the one with this fencing token.
+    fn break_lease(&mut self, name: &Name, by: &Owner, fence: Option<u64>) -> Result<Vec<Holding>, StoreError>;
     /// The state of a resource; `claim` asks besides whether this token holds it.
     fn status(&mut self, name: &Name, claim: Option<&Claim>) -> Result<Status, StoreError>;
     /// All resources that are held or waited for and whose names begin with `prefix`.

@@ -13,7 +13,7 @@ use crate::guard::{self, Deed, Link, Orders, Side};
 use crate::lock::{Keeping, Lease};
 use crate::outcome::Outcome;
 use crate::session::{Kept, Session, let_go};
-use crate::signals::Signals;
+use crate::signals::{Signals, Twins};
 use crate::store::{self, Store, StoreError};
 use crate::sys;
 use crate::tree::{self, Looks};
@@ -158,10 +158,11 @@ pub fn run(run: &Run, path: &Path, command: &[OsString], handed_store: String, s
             let_go(&mut *store, &lease, false, say);
             return Outcome::Signalled(number);
         }
-        let started = match watch.tick(Moment::now()) {
-            Action::Nothing => {
+        let now = Moment::now();
+        let started = match watch.tick(now) {
+            Action::Nothing if watch.start_before().is_none_or(|end| now < end) => {
                 let variables = lease.variables(Some(handed_store));
-                Child::start(path, command, &variables, signals.mask(), link.guard(), watch.last())
+                Child::start(path, command, &variables, signals.mask(), link.guard(), watch.start_before())
             }
             _ => Err(NotStarted::TooLate),
         };
@@ -197,6 +198,7 @@ pub fn run(run: &Run, path: &Path, command: &[OsString], handed_store: String, s
             after_term: run.after_term,
             lost: false,
             looks: Looks::default(),
+            twins: Twins::default(),
             say,
         }
         .run()

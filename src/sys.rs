@@ -219,11 +219,12 @@ pub fn read_signal(fd: &OwnedFd) -> Option<Signal> {
         if read != size_of::<libc::signalfd_siginfo>() as isize {
             return None;
         }
-        let number = info.ssi_signo as i32;
+        let (number, value) = (info.ssi_signo as i32, info.ssi_int as usize);
+        if number == libc::SIGRTMIN() && info.ssi_code == libc::SI_QUEUE && info.ssi_pid as i32 == parent() && value & PASSED != 0 {
+            return Some(Signal { number: (value & 0xff) as i32, from_kernel: value & FROM_KERNEL != 0, passed: true });
+        }
         if !is_ignored(number) {
-            let passed = matches!(info.ssi_code, libc::SI_QUEUE | libc::SI_USER) && info.ssi_pid as i32 == parent();
-            let from_kernel = info.ssi_code == libc::SI_KERNEL || passed && info.ssi_int as usize == PASSED_FROM_KERNEL;
-            return Some(Signal { number, from_kernel, passed });
+            return Some(Signal { number, from_kernel: info.ssi_code == libc::SI_KERNEL, passed: false });
         }
     }
 }
@@ -530,18 +531,21 @@ pub fn own_session() -> io::Result<()> {
     Ok(())
 }
 
-/// Passes a signal on to a child of ours, with the mark whether the kernel had sent it
-/// (rt_sigqueueinfo(2), SI_QUEUE): `read_signal` tells it there.
+/// Passes a signal on to a child of ours, with the mark whether the kernel had sent it; `read_signal`
+/// tells it there. It travels as the value of a real-time signal (sigqueue(3)), of which none is lost: a
+/// second TERM is dropped while one that somebody else sent is pending.
 pub fn pass(pid: i32, signal: Signal) -> io::Result<()> {
-    let value = libc::sigval { sival_ptr: if signal.from_kernel { PASSED_FROM_KERNEL } else { 0 } as *mut libc::c_void };
+    let mark = PASSED | if signal.from_kernel { FROM_KERNEL } else { 0 };
+    let value = libc::sigval { sival_ptr: (mark | signal.number as usize) as *mut libc::c_void };
     // SAFETY: the pid is an unreaped child's; the value is a number and never followed.
-    match check(unsafe { libc::sigqueue(pid, signal.number, value) }) {
+    match check(unsafe { libc::sigqueue(pid, libc::SIGRTMIN(), value) }) {
         Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => kill(pid, signal.number), // RLIMIT_SIGPENDING
         other => other.map(drop),
     }
 }
 
-const PASSED_FROM_KERNEL: usize = 0x6b65_726e;
+const PASSED: usize = 0x6b65_0000;
+const FROM_KERNEL: usize = 0x100;
 
 /// Lets `work` write to the terminal from the background, which SIGTTOU would stop (`stty tostop`).
 pub fn unstopped<T>(work: impl FnOnce() -> T) -> T {
@@ -652,9 +656,9 @@ fn byte_lock(kind: libc::c_int, at: u64) -> libc::flock {
 }
 
 /// Locks one byte of a file for as long as this open file description lives (fcntl(2),
-/// F_OFD_SETLK); false if somebody else has it. The byte need not exist.
-pub fn lock_byte(file: &File, at: u64) -> io::Result<bool> {
-    let lock = byte_lock(libc::F_WRLCK, at);
+/// F_OFD_SETLK), alone or with others that share it; false if somebody else has it. The byte need not exist.
+pub fn lock_byte(file: &File, at: u64, shared: bool) -> io::Result<bool> {
+    let lock = byte_lock(if shared { libc::F_RDLCK } else { libc::F_WRLCK }, at);
     // SAFETY: `lock` is initialised and only read.
     match check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }) {
         Ok(_) => Ok(true),
@@ -670,9 +674,9 @@ pub fn unlock_byte(file: &File, at: u64) {
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
 }
 
-/// Has another open file description locked this byte?
-pub fn byte_is_locked(file: &File, at: u64) -> io::Result<bool> {
-    let mut lock = byte_lock(libc::F_RDLCK, at);
+/// Has another open file description locked this byte, or (`alone`) locked it alone?
+pub fn byte_is_locked(file: &File, at: u64, alone: bool) -> io::Result<bool> {
+    let mut lock = byte_lock(if alone { libc::F_RDLCK } else { libc::F_WRLCK }, at);
     // SAFETY: `lock` is initialised, and may be written to.
     check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) })?;
     Ok(i32::from(lock.l_type) != libc::F_UNLCK)

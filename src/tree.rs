@@ -116,6 +116,14 @@ pub fn already_there() -> io::Result<Others> {
     Ok(there.into_iter().filter_map(|found| Some((found.pid, all.get(&found.pid)?.started))).collect())
 }
 
+/// Are all children of this process among these? False where that can't be told. What has ended, and is
+/// not reaped, is a child still; and whatever loses its parent becomes one: so nothing else is left.
+pub fn has_only(others: &Others) -> bool {
+    let children = fs::read_to_string(format!("/proc/self/task/{}/children", sys::own_pid()));
+    let known = |pid: &str| pid.parse().is_ok_and(|pid| others.contains_key(&pid));
+    !others.is_empty() && children.is_ok_and(|children| children.split_whitespace().all(known))
+}
+
 /// Kills processes: stops all first, so that nothing forks away meanwhile.
 pub fn kill(tree: &[Process]) {
     for signal in [libc::SIGSTOP, libc::SIGKILL] {

@@ -22,7 +22,7 @@ pub fn run(args: Args) -> Outcome {
         Verb::Release(args) => refresh::release(args.at, args.token, config),
         Verb::Status(args) => status::status(args, config),
         Verb::List(args) => status::list(args, config),
-        Verb::Break(args) => brk::run(args.at, args.yes, args.json, config),
+        Verb::Break(args) => brk::run(args, config),
     }
 }
 

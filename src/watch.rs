@@ -114,6 +114,12 @@ impl Watch {
         self.deadline.filter(|_| self.stop_on_loss).map(|deadline| deadline - self.pace.settle)
     }
 
+    /// When it is too late to start; `None` where no clock ends the lease. Also who would go on without a
+    /// lease does not start without one.
+    pub fn start_before(&self) -> Option<Moment> {
+        self.deadline.map(|deadline| deadline - self.pace.settle)
+    }
+
     /// Why the command is being stopped, if it is.
     pub fn why(&self) -> Option<Why> {
         self.stopping.map(|(why, _)| why)
@@ -158,6 +164,13 @@ mod tests {
         assert_eq!(watch.tick(term), Action::Terminate(Why::Silent));
         assert_eq!(watch.tick(term), Action::Nothing);
         assert_eq!(watch.tick(deadline - pace.settle), Action::Kill(Why::Silent));
+    }
+
+    #[test]
+    fn who_goes_on_without_a_lease_does_not_start_without_one() {
+        let pace = Pace::new(10 * SECOND, Some(SECOND)).unwrap();
+        let watch = Watch::new(pace, Some(Moment(100_000_000)), None, false);
+        assert_eq!((watch.last(), watch.start_before()), (None, Some(Moment(100_000_000) - pace.settle)));
     }
 
     #[test]

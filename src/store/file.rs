@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use super::{Acquired, After, Lost, Refreshed, Released, Status, Store, StoreError};
 use crate::clock::{Moment, boot_id, wall_us};
-use crate::lock::{Claim, Holding, Keeping, Mode, Name, Owner, Request};
+use crate::lock::{Claim, Holding, Keeping, Mode, Name, Owner, Request, Waiting};
 use crate::sys;
 
 mod disk;
@@ -24,7 +24,7 @@ mod life;
 mod line;
 mod place;
 
-use disk::{Disk, Found, Holder, Record};
+use disk::{Disk, Found, Holder, Record, Waiter};
 use life::{Proof, holder_byte};
 pub use place::{check, complete, default_dir};
 use place::{directory, trouble};
@@ -37,6 +37,7 @@ const SWEEP_EVERY: u64 = 256;
 const UNRECORDED: Holding = Holding {
     owner: None,
     mode: Mode::Exclusive,
+    slot: None,
     fence: None,
     acquired_at_us: None,
     heartbeat_us: None,
@@ -56,6 +57,8 @@ pub struct Files {
     alive: Option<File>,
     /// The lease that this process keeps, should its record get lost.
     own: Option<Holder>,
+    /// Waiters to be woken once the bucket is unlocked: they would only find it locked.
+    to_wake: Vec<u64>,
     /// Directories that are made before the first change: who only looks makes none.
     missing: Vec<PathBuf>,
     /// How long a call may wait for a bucket lock.
@@ -103,7 +106,16 @@ fn micros(span: Duration) -> u64 {
 
 impl Files {
     fn new(dir: PathBuf, boot: String) -> Files {
-        Files { disk: Disk { dir }, boot, proofs: HashMap::new(), alive: None, own: None, missing: Vec::new(), op: Duration::from_secs(5) }
+        Files {
+            disk: Disk { dir },
+            boot,
+            proofs: HashMap::new(),
+            alive: None,
+            own: None,
+            to_wake: Vec::new(),
+            missing: Vec::new(),
+            op: Duration::from_secs(5),
+        }
     }
 
     /// Makes what is missing of the directory.
@@ -122,8 +134,13 @@ impl Files {
     /// Runs `work` under the bucket lock of a name.
     fn under_lock<T>(&mut self, name: &Name, work: impl FnOnce(&mut Self) -> Result<T, StoreError>) -> Result<T, StoreError> {
         self.settle()?;
-        let _bucket = self.disk.locked(name, self.op)?;
-        work(self)
+        let bucket = self.disk.locked(name, self.op)?;
+        let done = work(self);
+        drop(bucket);
+        for id in std::mem::take(&mut self.to_wake) {
+            self.wake(id);
+        }
+        done
     }
 
     /// Reads a record and drops from it what is over: leases of another boot or past their deadline
@@ -136,20 +153,19 @@ impl Files {
             Found::Nothing => (Record::new(name, &self.boot), None),
             Found::Broken(path) => (Record::new(name, &self.boot), Some(After::Unreadable(path.display().to_string()))),
         };
-        let mut over = false;
-        if record.boot != self.boot {
+        let rebooted = record.boot != self.boot;
+        if rebooted {
             record.boot.clone_from(&self.boot);
             record.line.clear();
-            over = true;
         }
-        if let Some(holder) = &record.holder {
-            over |= now >= holder.deadline_us && !holder.alive.is_some_and(|id| self.is_alive(id));
-        }
-        if over {
+        record.holders.retain(|holder| {
+            let stays = !rebooted && (now < holder.deadline_us || holder.alive.is_some_and(|id| self.is_alive(id)));
             // A lease without a process is not renewed by anybody: that it ran out is no news.
-            let gone = record.holder.take().filter(|holder| holder.alive.is_some());
-            after = gone.map(|holder| After::Vanished(Box::new(holder.seen(now)))).or(after);
-        }
+            if !stays && holder.alive.is_some() {
+                after = Some(After::Vanished(Box::new(holder.seen(now))));
+            }
+            stays
+        });
         record.line.retain(|waiter| {
             let late = waiter.woken_us.is_some_and(|at| now > at.saturating_add(micros(WAKE_LIMIT)));
             let stays = !late && self.is_alive(waiter.alive);
@@ -165,17 +181,18 @@ impl Files {
     /// others out meanwhile.
     fn restore(&self, record: &mut Record, claim: &Claim) {
         let own = self.own.as_ref().filter(|own| own.token == claim.token && self.still_proves(own.alive));
-        if record.holder.is_none()
-            && let Some(own) = own
+        let excludes = |holder: &Holder| holder.token == claim.token || holder.mode == Mode::Exclusive;
+        if let Some(own) =
+            own.filter(|own| !record.holders.iter().any(excludes) && (own.mode != Mode::Exclusive || record.holders.is_empty()))
         {
             record.fence = record.fence.max(own.fence);
-            record.holder = Some(own.clone());
+            record.holders.push(own.clone());
         }
     }
 
     fn holdings(record: &Record) -> Vec<Holding> {
         let now = Moment::now().0;
-        record.holder.iter().map(|holder| holder.seen(now)).collect()
+        record.holders.iter().map(|holder| holder.seen(now)).collect()
     }
 
     fn state(&self, record: &Record, claim: Option<&Claim>) -> Status {
@@ -187,9 +204,9 @@ impl Files {
         Status {
             name: record.name.clone(),
             holders,
-            waiters: record.line.iter().map(|w| (w.owner.clone(), Duration::from_micros(now.saturating_sub(w.since_us)))).collect(),
+            waiters: record.line.iter().map(|waiter| waiter.seen(now)).collect(),
             last_fence: (record.fence > 0).then_some(record.fence),
-            held_by_claim: claim.is_some_and(|claim| record.holder.as_ref().is_some_and(|holder| holder.token == claim.token)),
+            own: claim.and_then(|claim| record.holders.iter().position(|holder| holder.token == claim.token)),
         }
     }
 }
@@ -199,6 +216,7 @@ impl Holder {
         Holding {
             owner: Some(self.owner.clone()),
             mode: self.mode,
+            slot: self.slot,
             fence: Some(self.fence),
             acquired_at_us: Some(self.acquired_at_us),
             heartbeat_us: Some(self.heartbeat_us),
@@ -206,6 +224,13 @@ impl Holder {
             broken_by: self.broken_by.clone(),
             keeping: Some(if self.alive.is_some() { Keeping::Process } else { Keeping::Lease }),
         }
+    }
+}
+
+impl Waiter {
+    fn seen(&self, now: u64) -> Waiting {
+        let waited = Duration::from_micros(now.saturating_sub(self.since_us));
+        Waiting { owner: self.owner.clone(), mode: self.mode, waited }
     }
 }
 
@@ -223,32 +248,33 @@ impl Store for Files {
         let claim = &request.claim;
         self.under_lock(&claim.name, |store| {
             let (mut record, after) = store.load(&claim.name)?;
-            if let Some(holder) = record.holder.as_mut().filter(|holder| holder.token == claim.token) {
+            if let Some(holder) = record.holders.iter_mut().find(|holder| holder.token == claim.token) {
                 // The answer got lost, or came too late: the lease begins again.
                 holder.ttl_us = micros(request.ttl);
                 holder.deadline_us = (Moment::now() + request.ttl).0;
-                let granted = Acquired::Granted { fence: Some(holder.fence), slot: None, ttl: request.ttl, after };
+                let granted = Acquired::Granted { fence: Some(holder.fence), slot: holder.slot, ttl: request.ttl, after };
                 store.disk.save(&record)?;
                 return Ok(granted);
             }
-            if record.holder.is_none() && record.line.first().is_none_or(|first| first.token == claim.token) {
-                let byte = holder_byte(&claim.name);
-                let free = match request.keeping {
-                    Keeping::Process => store.prove_holder(&claim.name)?,
-                    Keeping::Lease => !store.is_alive(byte),
+            if record.fits(request.mode) && record.line.first().is_none_or(|first| first.token == claim.token) {
+                let free_slot = record.free_slot();
+                let proof = match (request.keeping, request.mode) {
+                    (Keeping::Process, mode) => store.prove_holder(&claim.name, mode, free_slot)?.map(|(own, slot)| (Some(own), slot)),
+                    (Keeping::Lease, Mode::Exclusive) => (!store.is_alive(holder_byte(&claim.name))).then_some((None, None)),
+                    (Keeping::Lease, Mode::Shared { limit }) => {
+                        (!store.is_alive_alone(holder_byte(&claim.name))).then_some((None, limit.map(|_| free_slot)))
+                    }
                 };
-                if !free {
-                    return store.busy(&mut record, request, true);
-                }
-                let alive = (request.keeping == Keeping::Process).then_some(byte);
+                let Some((alive, slot)) = proof else { return store.busy(&mut record, request, true) };
                 store.leave_line(&mut record, &claim.token);
                 let (now, wall) = (Moment::now(), wall_us());
                 record.fence = record.fence.saturating_add(1).max(wall);
-                let granted = Acquired::Granted { fence: Some(record.fence), slot: None, ttl: request.ttl, after };
+                let granted = Acquired::Granted { fence: Some(record.fence), slot, ttl: request.ttl, after };
                 let holder = Holder {
                     token: claim.token.clone(),
                     owner: request.owner.clone(),
                     mode: request.mode,
+                    slot,
                     fence: record.fence,
                     ttl_us: micros(request.ttl),
                     deadline_us: (now + request.ttl).0,
@@ -258,9 +284,10 @@ impl Store for Files {
                     broken_by: None,
                 };
                 store.own = alive.map(|_| holder.clone());
-                record.holder = Some(holder);
+                record.holders.push(holder);
+                store.wake_first(&mut record); // the next one may share
                 if let Err(error) = store.disk.save(&record) {
-                    alive.into_iter().for_each(|id| store.forget(id));
+                    store.forget_holder(&claim.name, alive);
                     return Err(error);
                 }
                 return Ok(granted);
@@ -273,25 +300,25 @@ impl Store for Files {
         self.under_lock(&claim.name, |store| {
             let (mut record, _) = store.load(&claim.name)?;
             store.restore(&mut record, claim);
-            match &mut record.holder {
-                Some(holder) if holder.token == claim.token => {
-                    if let Some(by) = &holder.broken_by {
-                        return Ok(Refreshed::Lost(Lost::Broken { by: by.clone() }));
-                    }
-                    if !store.still_proves(holder.alive) {
-                        return Ok(Refreshed::Lost(Lost::Absent));
-                    }
-                    // A job that renews its own `run` must not shorten what that run counts on.
-                    let until = (Moment::now() + ttl).0;
-                    holder.deadline_us = if holder.alive.is_some() { until.max(holder.deadline_us) } else { until };
-                    holder.ttl_us = micros(ttl);
-                    holder.heartbeat_us = wall_us();
-                    store.disk.save(&record)?;
-                    Ok(Refreshed::Kept { ttl })
-                }
-                Some(holder) => Ok(Refreshed::Lost(Lost::Foreign(Box::new(holder.seen(Moment::now().0))))),
-                None => Ok(Refreshed::Lost(Lost::Absent)),
+            let Some(holder) = record.holders.iter_mut().find(|holder| holder.token == claim.token) else {
+                return Ok(Refreshed::Lost(match Self::holdings(&record).pop() {
+                    Some(holding) => Lost::Foreign(Box::new(holding)),
+                    None => Lost::Absent,
+                }));
+            };
+            if let Some(by) = &holder.broken_by {
+                return Ok(Refreshed::Lost(Lost::Broken { by: by.clone() }));
             }
+            if !store.still_proves(holder.alive) {
+                return Ok(Refreshed::Lost(Lost::Absent));
+            }
+            // A job that renews its own `run` must not shorten what that run counts on.
+            let until = (Moment::now() + ttl).0;
+            holder.deadline_us = if holder.alive.is_some() { until.max(holder.deadline_us) } else { until };
+            holder.ttl_us = micros(ttl);
+            holder.heartbeat_us = wall_us();
+            store.disk.save(&record)?;
+            Ok(Refreshed::Kept { ttl })
         })
     }
 
@@ -300,28 +327,22 @@ impl Store for Files {
             let (mut record, _) = store.load(&claim.name)?;
             store.restore(&mut record, claim);
             let left = store.leave_line(&mut record, &claim.token);
-            let answer = match record.holder.take() {
-                Some(holder) if holder.token == claim.token && by == Keeping::Lease && holder.alive.is_some() => {
-                    return Ok((Released::Kept(Box::new(holder.seen(Moment::now().0))), false));
-                }
-                Some(holder) if holder.token == claim.token => {
-                    store.wake_first(&mut record);
-                    store.disk.save(&record)?;
-                    holder.alive.into_iter().for_each(|id| store.forget(id));
-                    return Ok((Released::Freed, holder.fence.is_multiple_of(SWEEP_EVERY)));
-                }
-                other => {
-                    record.holder = other;
-                    Released::NotHeld(Self::holdings(&record).pop().map(Box::new))
-                }
-            };
-            if left {
-                if record.holder.is_none() {
-                    store.wake_first(&mut record);
-                }
+            let own = record.holders.iter().position(|holder| holder.token == claim.token);
+            if let Some(holder) = own.map(|at| &record.holders[at]).filter(|holder| by == Keeping::Lease && holder.alive.is_some()) {
+                return Ok((Released::Kept(Box::new(holder.seen(Moment::now().0))), false));
+            }
+            let holder = own.map(|at| record.holders.remove(at));
+            if holder.is_some() || left {
+                store.wake_first(&mut record);
                 store.disk.save(&record)?;
             }
-            Ok((answer, false))
+            let Some(holder) = holder else {
+                return Ok((Released::NotHeld(Self::holdings(&record).pop().map(Box::new)), false));
+            };
+            if holder.alive.is_some() {
+                store.forget_holder(&claim.name, holder.alive);
+            }
+            Ok((Released::Freed, holder.fence.is_multiple_of(SWEEP_EVERY)))
         })?;
         if sweep {
             self.sweep();
@@ -329,21 +350,24 @@ impl Store for Files {
         Ok(answer)
     }
 
-    fn break_lease(&mut self, name: &Name, by: &Owner) -> Result<Vec<Holding>, StoreError> {
+    fn break_lease(&mut self, name: &Name, by: &Owner, fence: Option<u64>) -> Result<Vec<Holding>, StoreError> {
         self.under_lock(name, |store| {
             let (mut record, _) = store.load(name)?;
-            let broken = Self::holdings(&record);
-            if broken.is_empty() && store.is_alive(holder_byte(name)) {
+            if record.holders.is_empty() && store.is_alive(holder_byte(name)) {
                 let why = "a live dlock run has it, and its record was lost; it puts it back at its next heartbeat: try again then";
                 return Err(StoreError::Unavailable(format!("{}: {why}", store.disk.record_path(name.as_str()).display())));
             }
-            if let Some(holder) = &mut record.holder {
-                holder.broken_by = Some(by.clone());
-                let lives = holder.alive.is_some_and(|id| store.is_alive(id));
-                if !lives {
-                    record.holder = None;
-                    store.wake_first(&mut record);
+            let (now, mut broken) = (Moment::now().0, Vec::new());
+            record.holders.retain_mut(|holder| {
+                if fence.is_some_and(|fence| fence != holder.fence) {
+                    return true;
                 }
+                broken.push(holder.seen(now));
+                holder.broken_by = Some(by.clone());
+                holder.alive.is_some_and(|id| store.is_alive(id))
+            });
+            if !broken.is_empty() {
+                store.wake_first(&mut record);
                 store.disk.save(&record)?;
             }
             Ok(broken)

@@ -7,14 +7,17 @@
 
 use std::time::Duration;
 
-use redis::{Connection, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo, RedisError, RedisResult, Value};
+use redis::{Connection, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo, RedisResult, Value};
 
 use super::{Acquired, Lost, Refreshed, Released, Status, Store, StoreError};
 use crate::clock::{Moment, wall_us};
-use crate::lock::{Claim, Holding, Keeping, Mode, Name, Owner, Request};
+use crate::lock::{Claim, Holding, Keeping, Name, Owner, Request, Waiting};
 
+mod reply;
 mod url;
+mod words;
 
+use reply::{holders, items, keeping, limit, mode, number, owner_of, word};
 use url::{Place, Target, decoded};
 pub use url::{check, complete, handed, shown};
 
@@ -59,11 +62,11 @@ impl Redis {
         format!("{}{}", self.target.prefix, encoded(name.as_str()))
     }
 
-    /// The keys that scripts take, in the order K, rec, line, seen, and then `more` side keys.
+    /// The keys that scripts take, in the order of head.lua, and then `more` side keys.
     fn keys(&self, name: &Name, more: &[&str]) -> Vec<String> {
         let key = self.key(name);
         let side = |suffix: &&str| format!("{}{{{key}}}:{suffix}", self.target.prefix);
-        let sides: Vec<_> = ["rec", "line", "seen"].iter().chain(more).map(side).collect();
+        let sides: Vec<_> = ["rec", "held", "line", "due", "asked", "waits"].iter().chain(more).map(side).collect();
         std::iter::once(key).chain(sides).collect()
     }
 
@@ -138,83 +141,23 @@ impl Redis {
             answer = self.ask(self.op, |to| command("EVAL", text).query(to));
         }
         match answer {
+            Ok(Value::Array(items)) if word(&items, 0).as_deref() == Some("alien") => Err(self.alien(word(&items, 1))),
             Ok(Value::Array(items)) => Ok(items),
             Ok(_) => Err(self.strange()),
             Err(error) => Err(self.explain(&error)),
         }
     }
 
-    /// Tells the next in line. Only a hint: it asks again by itself, so a failure here is none.
-    fn wake(&mut self, name: &Name, token: Option<String>) {
-        let Some(token) = token else { return };
-        let Some(key) = self.keys(name, &[&format!("wake:{token}")]).pop() else { return };
-        let mut push = redis::pipe(); // one write for both
-        push.cmd("RPUSH").arg(&key).arg(1).ignore().cmd("PEXPIRE").arg(&key).arg(5000).ignore();
-        let _ = self.ask(self.op, |to| push.exec(to));
-    }
-
-    fn strange(&self) -> StoreError {
-        StoreError::Unavailable(format!("{}: an answer that dlock does not understand", self.target.shown()))
-    }
-
-    fn odd(&self, name: &Name, kind: Option<String>) -> String {
-        let what = match kind.as_deref() {
-            Some("string") | None => "a value not written by dlock".into(),
-            Some(kind) => format!("a {kind}"),
-        };
-        let key = self.key(name);
-        format!("{}: key {key} holds {what}; pick another name or prefix", self.target.shown())
-    }
-
-    fn explain(&self, error: &RedisError) -> StoreError {
-        let shown = self.target.shown();
-        // The first of a pipeline's errors is the cause of the others.
-        let server = error.clone().into_server_errors();
-        let mut words = match server.as_deref().and_then(|errors| errors.first()) {
-            Some((_, error)) => format!("{} {}", error.code(), error.details().unwrap_or_default()).trim_end().to_owned(),
-            None => error.to_string(),
-        };
-        // What Redis says before a login depends on the length of the request.
-        if words.contains("unauthenticated") {
-            words = "NOAUTH Authentication required".into();
+    /// Tells those in line. Only a hint: they ask again by themselves, so a failure here is none.
+    fn wake(&mut self, name: &Name, tokens: [Option<String>; 2]) {
+        let mut push = redis::pipe(); // one write for all
+        for token in tokens.iter().flatten() {
+            let Some(key) = self.keys(name, &[&format!("wake:{token}")]).pop() else { continue };
+            push.cmd("RPUSH").arg(&key).arg(1).ignore().cmd("PEXPIRE").arg(&key).arg(5000).ignore();
         }
-        // What follows repeats the script, or arguments and with them the password.
-        for rest in [", script: ", " script: ", ", with args beginning with"] {
-            words.truncate(words.find(rest).unwrap_or(words.len()));
+        if !push.is_empty() {
+            let _ = self.ask(self.op, |to| push.exec(to));
         }
-        // One sentence of the server's is enough: protected mode has fifteen.
-        words.truncate(words.find(". ").unwrap_or(words.len()));
-        words.truncate(words.trim_end_matches('.').len());
-        if let Some(password) = self.target.password.as_deref().filter(|text| text.len() > 3) {
-            // (a shorter one would tear words, and is in none of the server's sentences that are left)
-            words = words.replace(password, "***");
-        }
-        let has = |text: &str| words.contains(text);
-        if has("MOVED") || has("CROSSSLOT") || has("ASK ") {
-            return StoreError::Denied(format!("{shown}: {words}: this server is part of a cluster; use a single one"));
-        }
-        let login = ["NOAUTH", "WRONGPASS", "ERR invalid password"];
-        if login.iter().any(|code| has(code)) {
-            return StoreError::Denied(format!("{shown}: {words}; give the password by DLOCK_PASSWORD"));
-        }
-        if has("AUTH <password> called") {
-            return StoreError::Denied(format!("{shown}: {words}; it wants no password, so give none"));
-        }
-        let person = ["NOPERM", "WRONGTYPE", "DENIED", "DB index is out of range", "can't run this command", "unknown command"];
-        if person.iter().any(|code| has(code)) {
-            return StoreError::Denied(format!("{shown}: {words}"));
-        }
-        if error.kind() == redis::ErrorKind::Parse {
-            return StoreError::Denied(format!("{shown}: {words}; is this a Redis server?"));
-        }
-        if let (Place::Unix(path), true) = (&self.target.place, has("Permission denied") || has("os error 13")) {
-            return StoreError::Denied(format!("{shown}: {words}; this user may not use the socket {path}"));
-        }
-        if error.is_timeout() {
-            return StoreError::Unavailable(format!("{shown}: no answer in {}", crate::lock::duration_words(self.op)));
-        }
-        let next = if has("READONLY") { "; name the primary server, this one is a replica" } else { "" };
-        StoreError::Unavailable(format!("{shown}: {words}{next}"))
     }
 
     fn look(&mut self, name: &Name, claim: Option<&Claim>) -> Result<Result<Status, String>, StoreError> {
@@ -223,16 +166,17 @@ impl Redis {
         if word(&answer, 0).as_deref() == Some("odd") {
             return Ok(Err(self.odd(name, word(&answer, 1))));
         }
-        let waiters = items(&answer, 4).unwrap_or_default().iter().filter_map(|waiter| {
-            let Value::Array(pair) = waiter else { return None };
-            Some((owner_of(word(pair, 0)), Duration::from_millis(number(pair, 1)?)))
+        let waiters = items(&answer, 4).iter().filter_map(|waiter| {
+            let Value::Array(fields) = waiter else { return None };
+            let waited = Duration::from_millis(number(fields, 1)?);
+            Some(Waiting { owner: owner_of(word(fields, 0)), mode: mode(word(fields, 2).as_deref()), waited })
         });
         Ok(Ok(Status {
             name: name.clone(),
-            holders: holding(&answer, 1).into_iter().collect(),
+            holders: holders(&answer, 1),
             waiters: waiters.collect(),
             last_fence: number(&answer, 3),
-            held_by_claim: number(&answer, 2) == Some(1),
+            own: number(&answer, 2).and_then(|at| usize::try_from(at).ok()),
         }))
     }
 
@@ -243,7 +187,7 @@ impl Redis {
             command.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000);
             let answer = self.ask(self.op, |to| command.query(to)).map_err(|error| self.explain(&error))?;
             let Value::Array(page) = answer else { return Err(self.strange()) };
-            let keys = items(&page, 1).unwrap_or_default();
+            let keys = items(&page, 1);
             found.extend((0..keys.len()).filter_map(|at| word(keys, at)));
             cursor = word(&page, 0).ok_or_else(|| self.strange())?;
             if cursor == "0" {
@@ -253,85 +197,29 @@ impl Redis {
     }
 }
 
-fn word(items: &[Value], at: usize) -> Option<String> {
-    match items.get(at)? {
-        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
-        Value::SimpleString(text) => Some(text.clone()),
-        Value::Int(number) => Some(number.to_string()),
-        _ => None,
-    }
-}
-
-fn number(items: &[Value], at: usize) -> Option<u64> {
-    word(items, at)?.parse().ok()
-}
-
-fn items(all: &[Value], at: usize) -> Option<&[Value]> {
-    match all.get(at) {
-        Some(Value::Array(items)) => Some(items),
-        _ => None,
-    }
-}
-
-fn owner_of(json: Option<String>) -> Owner {
-    json.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
-}
-
-/// How a script names the way a lease is kept.
-fn keeping(keeping: Keeping) -> &'static str {
-    match keeping {
-        Keeping::Process => "process",
-        Keeping::Lease => "lease",
-    }
-}
-
-/// The holder at place `at`: its PTTL, and its record if dlock wrote one.
-fn holding(all: &[Value], at: usize) -> Option<Holding> {
-    let fields = items(all, at)?;
-    let text = |at| word(fields, at).unwrap_or_default();
-    let owner = (fields.len() > 1).then(|| Owner {
-        user: text(1),
-        host: text(2),
-        pid: number(fields, 3).and_then(|pid| u32::try_from(pid).ok()).unwrap_or_default(),
-        program: text(4),
-        label: word(fields, 5),
-    });
-    Some(Holding {
-        owner,
-        mode: Mode::Exclusive,
-        fence: number(fields, 8),
-        acquired_at_us: number(fields, 6),
-        heartbeat_us: number(fields, 7),
-        expires_in: Duration::from_millis(number(fields, 0).unwrap_or_default()),
-        broken_by: word(fields, 9).map(|json| owner_of(Some(json))),
-        keeping: word(fields, 10).map(|word| if word == keeping(Keeping::Process) { Keeping::Process } else { Keeping::Lease }),
-    })
-}
-
 impl Store for Redis {
     fn acquire(&mut self, request: &Request) -> Result<Acquired, StoreError> {
         let (name, token) = (&request.claim.name, request.claim.token.as_str());
         let keys = self.keys(name, &["fence", "ticket", &format!("wake:{token}")]);
-        let owner = &request.owner;
-        let json = serde_json::to_string(owner).unwrap_or_default();
+        let json = serde_json::to_string(&request.owner).unwrap_or_default();
         let args = [
             token,
             &millis(request.ttl),
             if request.queue { "1" } else { "0" },
             request.parent.as_ref().map_or("", |parent| parent.as_str()),
             keeping(request.keeping),
-            &owner.user,
-            &owner.host,
-            &owner.pid.to_string(),
-            &owner.program,
-            owner.label.as_deref().unwrap_or(""),
+            &limit(request.mode),
             &json,
         ];
         let answer = self.script(ACQUIRE, &keys, &args)?;
         match word(&answer, 0).as_deref() {
-            Some("granted") => Ok(Acquired::Granted { fence: number(&answer, 1), slot: None, ttl: request.ttl, after: None }),
+            Some("granted") => {
+                self.wake(name, [word(&answer, 3), None]);
+                let slot = number(&answer, 2).and_then(|slot| u32::try_from(slot).ok());
+                Ok(Acquired::Granted { fence: number(&answer, 1), slot, ttl: request.ttl, after: None })
+            }
             Some("busy") => Ok(Acquired::Busy {
-                holders: holding(&answer, 1).into_iter().collect(),
+                holders: holders(&answer, 1),
                 waiting: number(&answer, 2).and_then(|n| u32::try_from(n).ok()).unwrap_or_default(),
                 retry_in: Duration::from_millis(number(&answer, 3).unwrap_or(1000)),
                 own_parent: number(&answer, 4) == Some(1),
@@ -344,7 +232,7 @@ impl Store for Redis {
     fn refresh(&mut self, claim: &Claim, ttl: Duration) -> Result<Refreshed, StoreError> {
         let keys = self.keys(&claim.name, &[]);
         let answer = self.script(REFRESH, &keys, &[claim.token.as_str(), &millis(ttl)])?;
-        match (word(&answer, 0).as_deref(), holding(&answer, 1)) {
+        match (word(&answer, 0).as_deref(), holders(&answer, 1).pop()) {
             (Some("kept"), _) => Ok(Refreshed::Kept { ttl }),
             (Some("absent"), _) => Ok(Refreshed::Lost(Lost::Absent)),
             (Some("odd"), _) => Ok(Refreshed::Lost(Lost::Odd(self.odd(&claim.name, word(&answer, 1))))),
@@ -360,8 +248,8 @@ impl Store for Redis {
         if word(&answer, 0).as_deref() == Some("odd") {
             return Err(StoreError::Denied(self.odd(&claim.name, word(&answer, 1))));
         }
-        self.wake(&claim.name, word(&answer, 1));
-        match (word(&answer, 0).as_deref(), holding(&answer, 2)) {
+        self.wake(&claim.name, [word(&answer, 1), word(&answer, 2)]);
+        match (word(&answer, 0).as_deref(), holders(&answer, 3).pop()) {
             (Some("freed"), _) => Ok(Released::Freed),
             // The first answer got lost, and it was this one.
             (Some("absent"), _) if self.resent => Ok(Released::Freed),
@@ -371,13 +259,15 @@ impl Store for Redis {
         }
     }
 
-    fn break_lease(&mut self, name: &Name, by: &Owner) -> Result<Vec<Holding>, StoreError> {
+    fn break_lease(&mut self, name: &Name, by: &Owner, fence: Option<u64>) -> Result<Vec<Holding>, StoreError> {
         let keys = self.keys(name, &[]);
-        let answer = self.script(BREAK, &keys, &[&serde_json::to_string(by).unwrap_or_default()])?;
-        self.wake(name, word(&answer, 1).filter(|_| word(&answer, 0).as_deref() == Some("broken")));
+        let fence = fence.map_or(String::new(), |fence| fence.to_string());
+        let answer = self.script(BREAK, &keys, &[&serde_json::to_string(by).unwrap_or_default(), &fence])?;
         match word(&answer, 0).as_deref() {
-            Some("none") => Ok(Vec::new()),
-            Some("broken") => Ok(holding(&answer, 2).into_iter().collect()),
+            Some("broken") => {
+                self.wake(name, [word(&answer, 1), None]);
+                Ok(holders(&answer, 2))
+            }
             Some("odd") => Err(StoreError::Denied(self.odd(name, word(&answer, 1)))),
             _ => Err(self.strange()),
         }

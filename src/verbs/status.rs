@@ -33,7 +33,7 @@ pub fn status(args: StatusArgs, config_file: Option<&Path>) -> Outcome {
         Err(outcome) => return outcome,
     };
     let outcome = match claim {
-        Some(_) if status.held_by_claim => Outcome::Done,
+        Some(_) if status.own.is_some() => Outcome::Done,
         Some(_) => Outcome::NotHeld,
         None if status.holders.is_empty() => Outcome::Free,
         None => Outcome::Done,

@@ -81,8 +81,8 @@ fn a_wrong_token_releases_and_renews_nothing(open: &Opener) {
     let wrong = ask(&request.claim.name).claim;
     assert!(matches!(store.release(&wrong, Keeping::Lease).unwrap(), Released::NotHeld(Some(_))));
     assert!(matches!(store.refresh(&wrong, LONG).unwrap(), Refreshed::Lost(Lost::Foreign(_))));
-    assert!(store.status(&request.claim.name, Some(&request.claim)).unwrap().held_by_claim);
-    assert!(!store.status(&request.claim.name, Some(&wrong)).unwrap().held_by_claim);
+    assert!(store.status(&request.claim.name, Some(&request.claim)).unwrap().own.is_some());
+    assert!(!store.status(&request.claim.name, Some(&wrong)).unwrap().own.is_some());
 }
 
 fn renewal_never_creates(open: &Opener) {
@@ -101,7 +101,7 @@ fn a_lease_runs_out_unless_it_is_renewed(open: &Opener) {
     store.acquire(&left).unwrap();
     assert!(matches!(store.refresh(&kept.claim, LONG).unwrap(), Refreshed::Kept { .. }));
     std::thread::sleep(SHORT + Duration::from_millis(100));
-    assert!(store.status(&kept.claim.name, Some(&kept.claim)).unwrap().held_by_claim);
+    assert!(store.status(&kept.claim.name, Some(&kept.claim)).unwrap().own.is_some());
     assert!(matches!(store.refresh(&left.claim, LONG).unwrap(), Refreshed::Lost(Lost::Absent)));
     assert!(!busy(&store.acquire(&ask(&left.claim.name)).unwrap()));
     assert!(matches!(store.refresh(&left.claim, LONG).unwrap(), Refreshed::Lost(Lost::Foreign(_))));
@@ -182,14 +182,14 @@ fn breaking_a_lease_frees_it_and_breaking_a_run_tells_it(open: &Opener) {
     let by = Owner { user: "boss".into(), ..Owner::default() };
     let lease = ask(&name());
     store.acquire(&lease).unwrap();
-    assert_eq!(store.break_lease(&lease.claim.name, &by).unwrap().len(), 1);
+    assert_eq!(store.break_lease(&lease.claim.name, &by, None).unwrap().len(), 1);
     assert!(store.status(&lease.claim.name, None).unwrap().holders.is_empty());
-    assert!(store.break_lease(&lease.claim.name, &by).unwrap().is_empty());
+    assert!(store.break_lease(&lease.claim.name, &by, None).unwrap().is_empty());
 
     let run = Request { keeping: Keeping::Process, ..ask(&name()) };
     let mut own = open();
     own.acquire(&run).unwrap();
-    assert_eq!(store.break_lease(&run.claim.name, &by).unwrap().len(), 1);
+    assert_eq!(store.break_lease(&run.claim.name, &by, None).unwrap().len(), 1);
     assert!(busy(&store.acquire(&ask(&run.claim.name)).unwrap()), "held until its tree is empty");
     assert_eq!(store.status(&run.claim.name, None).unwrap().holders[0].broken_by.as_ref().unwrap().user, "boss");
     let answer = own.refresh(&run.claim, LONG).unwrap();

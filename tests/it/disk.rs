@@ -39,7 +39,7 @@ fn a_record_that_is_spoilt_or_deleted_under_a_live_run_lets_nobody_in() {
 fn a_record_of_another_layout_is_refused_whatever_its_shape() {
     let at = Fixture::file();
     assert_eq!(at.code(&["run", "-r", "x", "--", "true"]), 0);
-    for text in [r#"{"layout":2,"name":"x","holder":[1,2]}"#, r#"{"layout":7}"#] {
+    for text in [r#"{"layout":1,"name":"x","holder":[1,2]}"#, r#"{"layout":7}"#] {
         fs::write(at.path("store/locks/x"), text).unwrap();
         assert_eq!(at.code(&["run", "-r", "x", "--", "true"]), 77, "{text}");
         assert_eq!(fs::read_to_string(at.path("store/locks/x")).unwrap(), text);

@@ -19,7 +19,7 @@ use crate::store::StoreError;
 use crate::sys;
 
 /// The layout of a record; another one is refused, never guessed at.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 /// Records are read and written by the page: what one call writes whole.
 const PAGE: usize = 4096;
 
@@ -29,18 +29,21 @@ pub struct Record {
     layout: u32,
     pub name: Name,
     pub boot: String,
-    pub holder: Option<Holder>,
+    #[serde(default)]
+    pub holders: Vec<Holder>,
     #[serde(default)]
     pub line: Vec<Waiter>,
     pub fence: u64,
 }
 
-/// Who holds it.
+/// One that holds it.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Holder {
     pub token: Token,
     pub owner: Owner,
     pub mode: Mode,
+    #[serde(default)]
+    pub slot: Option<u32>,
     pub fence: u64,
     pub ttl_us: u64,
     pub deadline_us: u64,
@@ -57,6 +60,7 @@ pub struct Holder {
 pub struct Waiter {
     pub token: Token,
     pub owner: Owner,
+    pub mode: Mode,
     /// The byte whose kernel lock proves that it lives, and the name of the pipe that it sleeps on.
     pub alive: u64,
     pub since_us: u64,
@@ -66,7 +70,19 @@ pub struct Waiter {
 impl Record {
     /// Nobody holds it, nobody waits.
     pub fn new(name: &Name, boot: &str) -> Record {
-        Record { layout: LAYOUT, name: name.clone(), boot: boot.to_owned(), holder: None, line: Vec::new(), fence: 0 }
+        Record { layout: LAYOUT, name: name.clone(), boot: boot.to_owned(), holders: Vec::new(), line: Vec::new(), fence: 0 }
+    }
+
+    /// May one in this mode join those that hold it now? The smallest limit of all decides.
+    pub fn fits(&self, mode: Mode) -> bool {
+        let exclusive = mode == Mode::Exclusive || self.holders.iter().any(|holder| holder.mode == Mode::Exclusive);
+        let most = self.holders.iter().map(|holder| holder.mode.most()).chain([mode.most()]).min();
+        if exclusive { self.holders.is_empty() } else { most.is_none_or(|most| self.holders.len() < most) }
+    }
+
+    /// The smallest number that none of the holders has.
+    pub fn free_slot(&self) -> u32 {
+        (0..).find(|slot| self.holders.iter().all(|holder| holder.slot != Some(*slot))).unwrap_or(0)
     }
 
     /// Reads the bytes of a file; the end of its page is blank. A record of another layout, whatever its

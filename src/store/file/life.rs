@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::disk::name_of;
 use super::place::{digest, trouble};
 use super::{Files, random};
-use crate::lock::Name;
+use crate::lock::{Mode, Name};
 use crate::store::StoreError;
 use crate::sys;
 
@@ -21,17 +21,30 @@ pub struct Proof {
     pub pipe: Option<File>,
 }
 
-/// The byte that a holder of this name locks: its own, so that a live holder is known even where its
-/// record is lost. Those of waiters are random and even.
+/// The byte that a holder of this name locks, so that a live holder is known even where its record is
+/// lost: alone, or with others that share. Those of waiters are random, and divide by four.
 pub fn holder_byte(name: &Name) -> u64 {
     digest(name.as_str().as_bytes(), 1) << 2 | 2
+}
+
+/// The byte that the holder of a slot locks besides: nobody else gets that slot.
+fn slot_byte(name: &Name, slot: u32) -> u64 {
+    digest(&slot.to_le_bytes(), holder_byte(name)) << 2 | 2
 }
 
 impl Files {
     /// Does somebody hold the kernel lock of this byte? Where that can't be told, the deadline decides.
     pub fn is_alive(&self, id: u64) -> bool {
-        self.proofs.contains_key(&id)
-            || File::open(self.disk.dir.join("alive").join("bytes")).is_ok_and(|file| sys::byte_is_locked(&file, id).unwrap_or(false))
+        self.proofs.contains_key(&id) || self.is_locked(id, false)
+    }
+
+    /// The same of a process that holds it alone.
+    pub fn is_alive_alone(&self, id: u64) -> bool {
+        self.is_locked(id, true)
+    }
+
+    fn is_locked(&self, id: u64, alone: bool) -> bool {
+        File::open(self.disk.dir.join("alive").join("bytes")).is_ok_and(|file| sys::byte_is_locked(&file, id, alone).unwrap_or(false))
     }
 
     /// Does the kernel lock that this process holds still prove anything to others? Not where the
@@ -41,25 +54,53 @@ impl Files {
         !own || self.alive.as_ref().is_some_and(|file| self.disk.is_still(file, "alive", "bytes"))
     }
 
-    /// Takes the kernel lock of a holder of this name; false if another process has it.
-    pub fn prove_holder(&mut self, name: &Name) -> Result<bool, StoreError> {
-        self.lock_byte(holder_byte(name), false)
+    /// Takes the kernel locks of a holder of this name, and tells the byte that is its own and its slot;
+    /// `None` if another process is in the way, whatever the records say.
+    pub fn prove_holder(&mut self, name: &Name, mode: Mode, free_slot: u32) -> Result<Option<(u64, Option<u32>)>, StoreError> {
+        let byte = holder_byte(name);
+        let Mode::Shared { limit } = mode else {
+            return Ok(self.lock_byte(byte, false, false)?.then_some((byte, None)));
+        };
+        if !self.lock_byte(byte, true, false)? {
+            return Ok(None);
+        }
+        let Some(limit) = limit else { return Ok(Some((self.lock_some_byte(false)?, None))) };
+        // One whose record was lost may be in the slot that looks free.
+        for slot in free_slot..limit {
+            let own = slot_byte(name, slot);
+            if self.lock_byte(own, false, false)? {
+                return Ok(Some((own, Some(slot))));
+            }
+        }
+        self.forget(byte);
+        Ok(None)
+    }
+
+    /// Undoes the kernel locks of a holder of this name.
+    pub fn forget_holder(&mut self, name: &Name, own: Option<u64>) {
+        for id in own.into_iter().chain([holder_byte(name)]).filter(|id| self.proofs.contains_key(id)).collect::<Vec<_>>() {
+            self.forget(id);
+        }
     }
 
     /// Takes the kernel lock of some byte, for a waiter, and makes the pipe that it sleeps on.
     pub fn prove_waiter(&mut self) -> Result<u64, StoreError> {
+        self.lock_some_byte(true)
+    }
+
+    fn lock_some_byte(&mut self, with_pipe: bool) -> Result<u64, StoreError> {
         loop {
             let id = random();
-            if self.lock_byte(id, true)? {
+            if self.lock_byte(id, false, with_pipe)? {
                 return Ok(id);
             }
         }
     }
 
     /// Takes the kernel lock of a byte for as long as this process (and store) lives.
-    fn lock_byte(&mut self, id: u64, with_pipe: bool) -> Result<bool, StoreError> {
+    fn lock_byte(&mut self, id: u64, shared: bool, with_pipe: bool) -> Result<bool, StoreError> {
         let path = self.disk.dir.join("alive").join("bytes");
-        if !sys::lock_byte(self.alive_bytes()?, id).map_err(|error| trouble(&path, &error))? {
+        if !sys::lock_byte(self.alive_bytes()?, id, shared).map_err(|error| trouble(&path, &error))? {
             return Ok(false);
         }
         self.proofs.insert(id, Proof { pipe: None });
@@ -120,7 +161,7 @@ impl Files {
             };
             let _ = self.under_lock(&name, |store| {
                 let (record, _) = store.load(&name)?;
-                if record.holder.is_none() && record.line.is_empty() && old(&path) {
+                if record.holders.is_empty() && record.line.is_empty() && old(&path) {
                     let _ = fs::remove_file(&path);
                 }
                 Ok(())
@@ -139,7 +180,7 @@ impl Files {
 mod tests {
     use super::*;
     use crate::clock::boot_id;
-    use crate::lock::{Claim, Keeping, Mode, Name, Owner, Request, Token};
+    use crate::lock::{Claim, Keeping, Owner, Request, Token};
     use crate::store::Store;
 
     #[test]

@@ -13,6 +13,9 @@ use crate::store::{Acquired, StoreError};
 
 /// The first in line looks by itself this often: its holder may have died without a release.
 const FIRST_LOOKS: Duration = Duration::from_secs(1);
+/// So many in front look that often: the second, since the first may be stopped, and one more, who is
+/// told when it comes so near (`leave_line`).
+const NEAR: usize = 3;
 /// All others look this often.
 const OTHERS_LOOK: Duration = Duration::from_secs(15);
 
@@ -21,7 +24,7 @@ impl Files {
     /// that is asked for. `lost`: a live holder has it whose record does not say so.
     pub fn busy(&mut self, record: &mut Record, request: &Request, lost: bool) -> Result<Acquired, StoreError> {
         let token = &request.claim.token;
-        let own_parent = record.holder.as_ref().is_some_and(|holder| request.parent.as_ref().is_some_and(|parent| *parent == holder.token));
+        let own_parent = request.parent.as_ref().is_some_and(|parent| record.holders.iter().any(|holder| holder.token == *parent));
         let place = record.line.iter().position(|waiter| waiter.token == *token);
         let ahead = place.unwrap_or(record.line.len());
         let joins = request.queue && !own_parent;
@@ -33,11 +36,18 @@ impl Files {
                 let alive = self.prove_waiter()?;
                 added = Some(alive);
                 let since_us = Moment::now().0;
-                record.line.push(Waiter { token: token.clone(), owner: request.owner.clone(), alive, since_us, woken_us: None });
+                record.line.push(Waiter {
+                    token: token.clone(),
+                    owner: request.owner.clone(),
+                    mode: request.mode,
+                    alive,
+                    since_us,
+                    woken_us: None,
+                });
             }
             _ => {}
         }
-        if record.holder.is_none() && !lost {
+        if !lost {
             changed |= self.wake_first(record);
         }
         if changed && let Err(error) = self.disk.save(record) {
@@ -49,11 +59,10 @@ impl Files {
             holders.push(UNRECORDED);
         }
         let soonest = holders.iter().map(|holding| holding.expires_in + Duration::from_millis(1)).min();
-        // The second looks as often as the first, who may be stopped.
-        let look = if ahead < 2 { FIRST_LOOKS } else { OTHERS_LOOK };
+        let look = if ahead < NEAR { FIRST_LOOKS } else { OTHERS_LOOK };
         Ok(Acquired::Busy {
             waiting: u32::try_from(record.line.len()).unwrap_or(u32::MAX),
-            retry_in: if ahead < 2 { soonest.unwrap_or(look).clamp(Duration::from_millis(200), look) } else { look },
+            retry_in: if ahead < NEAR { soonest.unwrap_or(look).clamp(Duration::from_millis(200), look) } else { look },
             holders,
             own_parent,
         })
@@ -64,17 +73,29 @@ impl Files {
         let gone: Vec<u64> = record.line.iter().filter(|w| w.token == *token).map(|w| w.alive).collect();
         record.line.retain(|waiter| waiter.token != *token);
         gone.into_iter().for_each(|id| self.forget(id));
-        record.line.len() != before
+        if record.line.len() == before {
+            return false;
+        }
+        self.to_wake.extend(record.line.get(NEAR - 1).map(|waiter| waiter.alive));
+        true
     }
 
-    /// Wakes the first in line through its own pipe, once; false where nothing has changed.
-    pub fn wake_first(&self, record: &mut Record) -> bool {
+    /// Wakes the first in line, once, if it may join the holders now; false where nothing has changed.
+    pub fn wake_first(&mut self, record: &mut Record) -> bool {
+        if !record.line.first().is_some_and(|first| record.fits(first.mode)) {
+            return false;
+        }
         let Some(first) = record.line.first_mut().filter(|first| first.woken_us.is_none()) else { return false };
-        let opened = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(self.disk.pipe_path(first.alive));
+        self.to_wake.push(first.alive);
+        first.woken_us = Some(Moment::now().0); // one that can't be woken loses its place as well
+        true
+    }
+
+    /// Wakes a waiter through its own pipe.
+    pub fn wake(&self, id: u64) {
+        let opened = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(self.disk.pipe_path(id));
         if let Ok(mut pipe) = opened {
             let _ = pipe.write(b"!");
         }
-        first.woken_us = Some(Moment::now().0); // one that can't be woken loses its place as well
-        true
     }
 }

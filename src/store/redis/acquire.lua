@@ -1,84 +1,113 @@
 -- Grants K, or says who has it and keeps a place in the line.
--- KEYS: K rec line seen fence ticket wake
--- ARGV: token ttl queue parent keeping user host pid program label owner-json
-local FENCE, TICKET, WAKE = KEYS[5], KEYS[6], KEYS[7]
-local token, ttl, queue, parent = ARGV[1], ARGV[2], ARGV[3] == "1", ARGV[4]
-local MONTH = 30 * 86400 * 1000
+-- KEYS: K rec held line due asked waits fence ticket wake
+-- ARGV: token ttl queue parent keeping limit owner
+local FENCE, TICKET, WAKE = KEYS[8], KEYS[9], KEYS[10]
+local token, ttl, queue, parent, limit = ARGV[1], tonumber(ARGV[2]), ARGV[3] == "1", ARGV[4], ARGV[6]
+local exclusive = limit == "x"
 
-local function leave()
-  redis.call("ZREM", LINE, token)
-  redis.call("HDEL", SEEN, token)
-  redis.call("DEL", WAKE)
+local function granted(slot)
+  local fence = int(math.max(tonumber(redis.call("GET", FENCE) or "0") + 1, now_us))
+  redis.call("SET", FENCE, fence, "PX", MONTH)
+  if exclusive then redis.call("DEL", REC, HELD) end
+  keep(token, {keeping = ARGV[5], limit = limit, slot = slot, fence = fence, since = int(now_us), heard = int(now_us),
+    owner = ARGV[7], broken = ""})
+  return fence
 end
 
-local function record()
-  local fence = math.max(tonumber(redis.call("GET", FENCE) or "0") + 1, now_us)
-  redis.call("SET", FENCE, int(fence), "PX", MONTH)
-  redis.call("DEL", REC)
-  redis.call("HMSET", REC, "token", token, "keeping", ARGV[5], "mode", "exclusive", "user", ARGV[6],
-    "host", ARGV[7], "pid", ARGV[8], "program", ARGV[9], "fence", int(fence),
-    "acquired_at_us", int(now_us), "heartbeat_us", int(now_us))
-  if ARGV[10] ~= "" then redis.call("HSET", REC, "label", ARGV[10]) end
-  redis.call("PEXPIRE", REC, ttl)
-  return int(fence)
+local function leave()
+  if drop_waiter(token) then redis.call("DEL", WAKE) end
+end
+
+-- Granted before: the answer got lost, or came too late. The lease begins again.
+local function again(r)
+  leave()
+  r.heard = int(now_us)
+  keep(token, r)
+  return {"granted", r.fence, r.slot, false}
 end
 
 if kind ~= "none" and (not value or redis.call("PTTL", K) == -1) then return {"odd", kind} end
 
-if value == token then
-  redis.call("PEXPIRE", K, ttl)
+if exclusive and value == token and value ~= MARK then
+  redis.call("PEXPIRE", K, int(ttl))
+  local r = record(token)
+  if alien then return {"alien", alien} end
+  local answer = r and again(r) or {"granted", granted("-1"), "-1", false}
+  redis.call("PEXPIRE", REC, int(ttl))
   leave()
-  if redis.call("HGET", REC, "token") ~= token then return {"granted", record()} end
-  redis.call("HSET", REC, "heartbeat_us", int(now_us))
-  redis.call("PEXPIRE", REC, ttl)
-  return {"granted", redis.call("HGET", REC, "fence")}
+  return answer
 end
 
--- Everybody was told when to ask again; who has not, by far, is gone. The limit is the one that held
--- when the waiter last asked: one that moved up since still follows the old, slow rhythm. Who does not
--- wait does not wait for the dead either: it minds only whom the last three seconds have seen.
-local line, lively = {}, {}
-for _, w in ipairs(redis.call("ZRANGE", LINE, 0, -1)) do
-  local due, asked = string.match(redis.call("HGET", SEEN, w) or "", "^(%d+) %d+ (%d+) ")
-  if due and tonumber(due) >= now_ms then
-    line[#line + 1] = w
-    if tonumber(asked) >= now_ms - 3000 then lively[#lively + 1] = w end
-  else
-    redis.call("ZREM", LINE, w)
-    redis.call("HDEL", SEEN, w)
+for _, gone in ipairs(redis.call("ZRANGEBYSCORE", HELD, "-inf", "(" .. int(now_ms))) do
+  redis.call("ZREM", HELD, gone)
+  redis.call("HDEL", REC, gone)
+end
+local sharing = sharers()
+local count, most, slots = #sharing / 2, fits_so_many(limit), {}
+for i = 1, #sharing, 2 do
+  local r = record(sharing[i])
+  if r then
+    most = math.min(most, fits_so_many(r.limit))
+    slots[r.slot] = true
   end
 end
+if value and value ~= MARK then record(value) end
+if alien then return {"alien", alien} end
 
-local ahead = queue and line or lively
-if not value and (ahead[1] == nil or ahead[1] == token) then
-  local fence = record() -- first: what may be refused by an ACL must not leave a key without a record
-  redis.call("SET", K, token, "NX", "PX", ttl)
+if not exclusive and value == MARK and share_of(token) and record(token) then
+  redis.call("ZADD", HELD, int(now_ms + ttl), token)
+  settle()
+  return again(record(token))
+end
+
+-- Everybody was told when to ask again; who has not, by far, is gone. Who does not wait does not wait for
+-- the dead either: it minds only whom the last three seconds have seen.
+for _, w in ipairs(redis.call("ZRANGEBYSCORE", DUE, "-inf", "(" .. int(now_ms))) do forget_waiter(w) end
+local first = redis.call("ZRANGE", LINE, 0, 0)[1]
+local in_turn = not first or first == token
+if not in_turn and not queue then in_turn = redis.call("ZCOUNT", ASKED, now_ms - 3000, "+inf") == 0 end
+local fits
+if exclusive then fits = not value and count == 0 else fits = (not value or value == MARK and count > 0) and count < most end
+
+if fits and in_turn and exclusive then
+  local fence = granted("-1") -- first: what may be refused by an ACL must not leave a key without a record
+  redis.call("PEXPIRE", REC, int(ttl))
+  redis.call("SET", K, token, "NX", "PX", int(ttl))
   leave()
-  return {"granted", fence}
+  return {"granted", fence, "-1", false}
+elseif fits and in_turn then
+  local slot = -1
+  if limit ~= "0" then
+    repeat slot = slot + 1 until not slots[int(slot)]
+  end
+  local fence = granted(int(slot))
+  redis.call("ZADD", HELD, int(now_ms + ttl), token)
+  settle()
+  leave()
+  return {"granted", fence, int(slot), next_up(count + 1, most)}
 end
 
 local own_parent = 0
-if value and parent ~= "" and value == parent then own_parent = 1 end
-local place = #line
-for i, w in ipairs(line) do
-  if w == token then place = i - 1 end
-end
-local near = place < 2
+if parent ~= "" and (value == parent or share_of(parent)) then own_parent = 1 end
+local ahead = redis.call("ZRANK", LINE, token) or redis.call("ZCARD", LINE)
+local near = ahead < 3
 if queue and own_parent == 0 then
-  local since = now_ms
-  if place == #line then
+  if redis.call("HEXISTS", WAITS, token) == 0 then
     local ticket = redis.call("INCR", TICKET)
     redis.call("PEXPIRE", TICKET, MONTH)
     redis.call("ZADD", LINE, ticket, token)
-    line[#line + 1] = token
-  else
-    since = tonumber(string.match(redis.call("HGET", SEEN, token), "^%d+ (%d+) "))
+    redis.call("HSET", WAITS, token, int(now_ms) .. " " .. limit .. " " .. ARGV[7])
   end
-  local due = int(now_ms + (near and 3000 or 45000))
-  redis.call("HSET", SEEN, token, due .. " " .. int(since) .. " " .. int(now_ms) .. " " .. ARGV[11])
-  redis.call("PEXPIRE", LINE, 60000)
-  redis.call("PEXPIRE", SEEN, 60000)
+  redis.call("ZADD", DUE, int(now_ms + (near and 3000 or 45000)), token)
+  redis.call("ZADD", ASKED, int(now_ms), token)
+  for _, key in ipairs({LINE, DUE, ASKED, WAITS}) do redis.call("PEXPIRE", key, 60000) end
 end
 local retry = near and 1000 or 15000
-if value then retry = math.min(retry, redis.call("PTTL", K) + 1) end
-return {"busy", value and holder(value) or false, #line, retry, own_parent}
+if exclusive and value then
+  retry = math.min(retry, redis.call("PTTL", K) + 1)
+elseif not exclusive and sharing[2] then
+  retry = math.min(retry, tonumber(sharing[2]) - now_ms + 1)
+end
+-- Free, and the turn of one who does not come: until its place lapses.
+if fits and first then retry = math.min(retry, tonumber(redis.call("ZSCORE", DUE, first)) - now_ms + 1) end
+return {"busy", holders(100), redis.call("ZCARD", LINE), math.max(1, retry), own_parent}
