@@ -21,6 +21,8 @@ const LOSE_ANSWER: u8 = 2;
 const CUT: u8 = 3;
 /// Answers come 300 ms late.
 pub const SLOW: u8 = 4;
+/// Answers come 1.2 s late.
+pub const LATE: u8 = 5;
 
 pub struct Proxy {
     mode: Arc<AtomicU8>,
@@ -79,6 +81,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, mode: &AtomicU8, answers: bool) 
                 return;
             }
             SLOW if answers => sleep(Duration::from_millis(300)),
+            LATE if answers => sleep(Duration::from_millis(1200)),
             _ => {}
         }
         if to.write_all(&bytes[..read]).is_err() {

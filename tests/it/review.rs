@@ -1,11 +1,13 @@
 //! What a review with fresh eyes found: ways in which a command outlived its lease, or went unheard.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::harness::{Fixture, kill, lives, signal, supervisor, text, until};
+use crate::proxy::{LATE, Proxy};
 use crate::redis::Site;
 use crate::terminal::{Terminal, ends, is_root};
 
@@ -178,25 +180,119 @@ fn a_command_that_would_get_a_pid_namespace_of_its_own_is_refused_in_words() {
     assert!(!at.held("x"));
 }
 
-#[test]
-fn a_term_for_all_processes_of_a_unit_reaches_the_command_once() {
-    let at = Fixture::file();
+/// Counts the TERMs that a command hears, while it lives.
+fn counting(at: &Fixture) -> (String, impl Fn() -> String) {
     let log = at.path("log");
     let line = format!(
         "trap 'echo term >> {0}' TERM; echo up >> {0}; while ! [ -e {1} ]; do sleep 0.05; done",
         log.display(),
         at.path("end").display()
     );
-    let child = at.start(&["run", "-r", "x", "-c", &line]);
-    let words = || fs::read_to_string(&log).unwrap_or_default();
-    until("it runs", || words() == "up\n");
-    kill(&supervisor(&child), "TERM");
-    sleep(Duration::from_millis(200));
-    assert_eq!(words(), "up\n", "the supervisor passed on what was not its guard's");
-    signal(&child, libc::SIGTERM);
-    until("it hears it", || words() == "up\nterm\n");
-    sleep(Duration::from_millis(200));
-    assert_eq!(words(), "up\nterm\n");
-    fs::write(at.path("end"), "").unwrap();
-    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(0));
+    (line, move || fs::read_to_string(&log).unwrap_or_default())
+}
+
+#[test]
+fn a_term_for_all_processes_of_a_unit_reaches_the_command_once() {
+    for round in 0..12 {
+        let at = Fixture::file();
+        let (line, words) = counting(&at);
+        let child = at.start(&["run", "-r", "x", "-c", &line]);
+        until("it runs", || words() == "up\n");
+        let (guard, keeper) = (child.id().to_string(), supervisor(&child));
+        let order = if round % 2 == 0 { [&keeper, &guard] } else { [&guard, &keeper] };
+        let both = format!("kill -TERM {} {}", order[0], order[1]);
+        assert!(Command::new("sh").args(["-c", &both]).status().unwrap().success());
+        until("it hears it", || words() == "up\nterm\n");
+        sleep(Duration::from_millis(250));
+        assert_eq!(words(), "up\nterm\n", "round {round}");
+        fs::write(at.path("end"), "").unwrap();
+        assert_eq!(child.wait_with_output().unwrap().status.code(), Some(0));
+    }
+}
+
+#[test]
+fn a_command_that_signals_its_own_parent_is_heard() {
+    let at = Fixture::file();
+    let mut child = at.start(&["run", "-r", "x", "-c", "sleep 0.2; kill -TERM $PPID; exec sleep 60"]);
+    assert_eq!(ends(&mut child).signal(), Some(libc::SIGTERM));
+}
+
+/// Forks again and again in a session of its own, each parent ending at once, and writes when.
+const CHAIN: &str = r#"
+import os, sys, time
+os.setsid()
+end = time.time() + 4
+while time.time() < end:
+    if os.fork():
+        os._exit(0)
+    with open(sys.argv[1], "w") as out:
+        out.write("%f" % time.clock_gettime(time.CLOCK_BOOTTIME))
+"#;
+
+#[test]
+fn a_tree_that_forks_away_again_and_again_does_not_outlive_the_guard() {
+    for _ in 0..3 {
+        let at = Fixture::file();
+        let (last, script) = (at.path("last"), at.path("chain.py"));
+        fs::write(&script, CHAIN).unwrap();
+        let line = format!("python3 {} {} & exec sleep 60", script.display(), last.display());
+        let mut child = at.start(&["run", "-r", "x", "-t", "1s", "-c", &line]);
+        until("it forks", || last.exists());
+        kill(&supervisor(&child), "KILL");
+        assert_eq!(ends(&mut child).code(), Some(79));
+        sleep(Duration::from_millis(100)); // a write under way
+        let before = fs::read_to_string(&last).unwrap();
+        sleep(Duration::from_millis(300));
+        assert_eq!(fs::read_to_string(&last).unwrap(), before);
+    }
+}
+
+#[test]
+fn who_is_alive_is_not_said_to_stand_still() {
+    let at = Site::redis();
+    let child = at.start(&["run", "-r", "x", "-t", "2s", "-c", "trap '' TERM; while :; do sleep 0.1; done"]);
+    until("it is held", || at.held("x"));
+    at.server().signal(libc::SIGSTOP);
+    let output = child.wait_with_output().unwrap();
+    at.server().signal(libc::SIGCONT);
+    let words = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(79), "{words}");
+    assert!(words.contains("could not be renewed in time") && !words.contains("stands still"), "{words}");
+}
+
+#[test]
+fn the_first_in_line_looks_within_seconds_however_far_back_it_has_joined() {
+    for at in [Site::file(), Site::redis()] {
+        let holder = at.start(&["run", "-r", "x", "-t", "2s", "--", "sleep", "1"]);
+        until("it is held", || at.held("x"));
+        let mut waiters: Vec<_> = (1..=5)
+            .map(|place| {
+                let command = if place == 4 { "exec sleep 60" } else { "true" };
+                let waiter = at.start(&["run", "-r", "x", "-t", "2s", "-w", "60s", "--label", &place.to_string(), "-c", command]);
+                until("in line", || at.status("x")["waiters"].as_array().unwrap().len() == place);
+                waiter
+            })
+            .collect();
+        assert!(holder.wait_with_output().unwrap().status.success());
+        until("the fourth holds it", || at.status("x")["holders"][0]["owner"]["label"] == "4");
+        let keeper = supervisor(&waiters[3]);
+        let both = format!("kill -KILL {keeper} {}", waiters[3].id());
+        assert!(Command::new("sh").args(["-c", &both]).status().unwrap().success());
+        let began = Instant::now();
+        assert_eq!(ends(waiters.last_mut().unwrap()).code(), Some(0));
+        assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
+        waiters.iter_mut().for_each(|waiter| drop(waiter.wait()));
+    }
+}
+
+#[test]
+fn who_would_go_on_without_a_lease_does_not_start_without_one() {
+    let at = Site::redis();
+    let proxy = Proxy::before(&at);
+    let mark = at.path("mark");
+    proxy.set(LATE);
+    let line = format!("touch {}", mark.display());
+    let output = at.run(&["run", "-r", "x", "-t", "1s", "--on-lost", "continue", "--store", &proxy.url, "-c", &line]);
+    assert_eq!(output.status.code(), Some(69), "{output:?}");
+    assert!(!mark.exists());
 }

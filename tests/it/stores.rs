@@ -218,7 +218,7 @@ fn a_redis_without_auth_does_not_make_us_repeat_the_password() {
 #[test]
 fn a_redis_user_who_may_not_write_records_leaves_no_key() {
     let at = Site::redis();
-    at.server().ask(&["ACL", "SETUSER", "poor", "on", ">pw", "~*", "+@all", "-hmset"]);
+    at.server().ask(&["ACL", "SETUSER", "poor", "on", ">pw", "~*", "+@all", "-hset"]);
     let output = at.run(&["run", "-r", "x", "--store", &at.store.replace("://", "://poor:pw@"), "--", "true"]);
     assert_eq!(output.status.code(), Some(77), "{output:?}");
     assert!(at.server().ask(&["EXISTS", "dlock:x"]).starts_with(":0"));

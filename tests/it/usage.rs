@@ -40,7 +40,10 @@ fn odd_names_work_and_do_not_block_each_other() {
 fn unknown_options_stores_and_missing_commands_are_usage() {
     let at = Fixture::file();
     assert_eq!(at.code(&["run", "-r", "x", "--bogus", "true"]), 64);
-    assert_eq!(at.code(&["run", "-r", "x", "--shared", "--", "true"]), 64);
+    assert_eq!(at.code(&["run", "-r", "x", "--shared", "--slots", "2", "--", "true"]), 64);
+    for slots in ["0", "-1", "1000001", "x", ""] {
+        assert_eq!(at.code(&["run", "-r", "x", "--slots", slots, "--", "true"]), 64, "{slots}");
+    }
     assert_eq!(at.code(&["run", "-r", "x", "--"]), 64);
     assert_eq!(at.code(&["run", "-r", "x", "-E", "600", "--", "true"]), 64);
     assert_eq!(at.code(&["run", "-r", "x", "-t", "10s", "--kill-after", "9s", "--", "true"]), 64);
