@@ -9,16 +9,16 @@ use dlock::store::{self, Acquired, Lost, Refreshed, Released, Store};
 
 use crate::redis::Site;
 
-type Opener<'a> = dyn Fn() -> Box<dyn Store> + Sync + 'a;
+pub type Opener<'a> = dyn Fn() -> Box<dyn Store> + Sync + 'a;
 
-const LONG: Duration = Duration::from_secs(30);
-const SHORT: Duration = Duration::from_millis(400);
+pub const LONG: Duration = Duration::from_secs(30);
+pub const SHORT: Duration = Duration::from_millis(400);
 
-fn name() -> Name {
+pub fn name() -> Name {
     Name::new(&format!("conformance-{}", Token::random().as_str())).unwrap()
 }
 
-fn ask(name: &Name) -> Request {
+pub fn ask(name: &Name) -> Request {
     Request {
         claim: Claim { name: name.clone(), token: Token::random() },
         owner: Owner { user: "ann".into(), host: "hill".into(), pid: 42, program: "job".into(), label: Some("a b".into()) },
@@ -30,14 +30,14 @@ fn ask(name: &Name) -> Request {
     }
 }
 
-fn fence(answer: &Acquired) -> u64 {
+pub fn fence(answer: &Acquired) -> u64 {
     match answer {
         Acquired::Granted { fence, .. } => fence.unwrap(),
         busy => panic!("not granted: {busy:?}"),
     }
 }
 
-fn busy(answer: &Acquired) -> bool {
+pub fn busy(answer: &Acquired) -> bool {
     matches!(answer, Acquired::Busy { .. })
 }
 

@@ -7,6 +7,7 @@ mod cases_file; // those of the command line, of descriptors and of the file sto
 mod cases_redis; // those of Redis and of its URLs
 mod cases_signals; // those of signals, other wrappers, frozen machines, servers that forget
 mod config; // options over environment over files
+#[macro_use]
 mod conformance; // the contract of a store, one test a promise a store
 mod disk; // what can happen to the files of a store
 mod generated; // man pages, completions and README against the code
@@ -20,8 +21,9 @@ mod oracle; // what the commands write down of themselves under each fault
 mod others; // other lock libraries on the same key
 mod proxy; // a network that loses what passes
 mod redis; // a real redis-server for one test
-mod review; // what outlived its lease once, found by a review
+mod review;
 mod run; // run: exit status, environment, signals, waiting, loss
+mod sharing; // what outlived its lease once, found by a review
 mod stores; // run on every store, and what only Redis can do
 mod supervision; // the cases of supervision: exit status, and the list of all
 mod supervision_kill; // how the tree is ended, and dlock itself
