@@ -15,6 +15,7 @@ mod guard; // dlock itself is killed or stopped
 mod harness; // stores of their own for each test, and the binary with a pinned environment
 mod job; // the verbs inside a job, what is printed for scripts
 mod lease; // acquire, refresh, release, status, list, break
+mod line; // the line and those that share, as users see them
 mod live; // --watch at a terminal
 mod names; // names on every store
 mod oracle; // what the commands write down of themselves under each fault
@@ -32,5 +33,6 @@ mod supervision_start; // windows, descendants, limits, arguments
 mod supervision_tty; // the cases of supervision at a terminal
 mod terminal; // a terminal of a test's own, and a command that logs its signals
 mod tidy; // the house rules
+mod torture; // many at once, in all modes, killed at random
 mod tree; // signals, sweeps and orphans
 mod usage; // what is refused before anything is contacted
