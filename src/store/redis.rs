@@ -31,7 +31,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Opens a store; the first call connects.
 pub fn open(url: &str) -> Result<Box<dyn Store>, StoreError> {
     let target = Target::parse(url).map_err(StoreError::Denied)?;
-    Ok(Box::new(Redis { target, connection: None, op: CONNECT, connect: CONNECT, resent: false }))
+    Ok(Box::new(Redis { target, connection: None, op: CONNECT, connect: CONNECT, resent: false, next: None }))
 }
 
 /// Braces choose a cluster slot and end our side keys' names, so a name keeps none.
@@ -55,6 +55,8 @@ struct Redis {
     connect: Duration,
     /// The last request was sent twice: the first answer got lost.
     resent: bool,
+    /// Who was first in line when the lease was granted, by its token.
+    next: Option<String>,
 }
 
 impl Redis {
@@ -215,6 +217,7 @@ impl Store for Redis {
         match word(&answer, 0).as_deref() {
             Some("granted") => {
                 self.wake(name, [word(&answer, 3), None]);
+                self.next = word(&answer, 4);
                 let slot = number(&answer, 2).and_then(|slot| u32::try_from(slot).ok());
                 Ok(Acquired::Granted { fence: number(&answer, 1), slot, ttl: request.ttl, after: None })
             }
@@ -233,7 +236,10 @@ impl Store for Redis {
         let keys = self.keys(&claim.name, &[]);
         let answer = self.script(REFRESH, &keys, &[claim.token.as_str(), &millis(ttl)])?;
         match (word(&answer, 0).as_deref(), holders(&answer, 1).pop()) {
-            (Some("kept"), _) => Ok(Refreshed::Kept { ttl }),
+            (Some("kept"), _) => {
+                self.next = word(&answer, 1);
+                Ok(Refreshed::Kept { ttl })
+            }
             (Some("absent"), _) => Ok(Refreshed::Lost(Lost::Absent)),
             (Some("odd"), _) => Ok(Refreshed::Lost(Lost::Odd(self.odd(&claim.name, word(&answer, 1))))),
             (Some("broken"), _) => Ok(Refreshed::Lost(Lost::Broken { by: owner_of(word(&answer, 1)) })),
@@ -243,8 +249,10 @@ impl Store for Redis {
     }
 
     fn release(&mut self, claim: &Claim, by: Keeping) -> Result<Released, StoreError> {
-        let keys = self.keys(&claim.name, &[&format!("wake:{}", claim.token.as_str())]);
-        let answer = self.script(RELEASE, &keys, &[claim.token.as_str(), keeping(by)])?;
+        let wake = |token: &str| format!("wake:{token}");
+        let (own, next) = (claim.token.as_str(), self.next.take().unwrap_or_default());
+        let keys = self.keys(&claim.name, &[&wake(own), &wake(&next)]);
+        let answer = self.script(RELEASE, &keys, &[own, keeping(by), &next])?;
         if word(&answer, 0).as_deref() == Some("odd") {
             return Err(StoreError::Denied(self.odd(&claim.name, word(&answer, 1))));
         }

@@ -236,6 +236,30 @@ fn another_librarys_lock_and_those_that_share_exclude_each_other() {
 }
 
 #[test]
+fn a_hand_over_costs_the_server_the_same_however_many_wait() {
+    let count = |waiters: usize| {
+        let at = Site::redis();
+        let holder = started(&at, &[], 0);
+        let waiting: Vec<Child> =
+            (0..waiters).map(|_| at.dlock(&["run", "-r", "x", "-w", "60s", "--", "true"]).stderr(Stdio::null()).spawn().unwrap()).collect();
+        until("all in line", || in_line(&at) == waiters);
+        at.server().ask(&["CONFIG", "RESETSTAT"]);
+        stop(holder);
+        for mut waiter in waiting {
+            assert!(ends_in_a_minute(&mut waiter));
+        }
+        // What clients ask, and what the scripts do for it.
+        let stats = at.server().ask(&["INFO", "commandstats"]);
+        let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<usize>().ok();
+        let all: usize = stats.lines().filter_map(calls).sum();
+        let scripts: usize = stats.lines().filter(|line| line.starts_with("cmdstat_evalsha")).filter_map(calls).sum();
+        (all as f64 / waiters as f64, scripts as f64 / waiters as f64)
+    };
+    let (few, many) = (count(4), count(40));
+    assert!(many.0 < few.0 * 1.3 && many.1 < 6.0, "{few:?} {many:?}");
+}
+
+#[test]
 fn the_mark_of_those_that_share_is_nobodys_token() {
     let at = Site::redis();
     let holder = started(&at, &["--shared"], 0);

@@ -23,7 +23,7 @@ local function again(r)
   leave()
   r.heard = int(now_us)
   keep(token, r)
-  return {"granted", r.fence, r.slot, false}
+  return {"granted", r.fence, r.slot, false, first()}
 end
 
 if kind ~= "none" and (not value or redis.call("PTTL", K) == -1) then return {"odd", kind} end
@@ -32,7 +32,7 @@ if exclusive and value == token and value ~= MARK then
   redis.call("PEXPIRE", K, int(ttl))
   local r = record(token)
   if alien then return {"alien", alien} end
-  local answer = r and again(r) or {"granted", granted("-1"), "-1", false}
+  local answer = r and again(r) or {"granted", granted("-1"), "-1", false, first()}
   redis.call("PEXPIRE", REC, int(ttl))
   leave()
   return answer
@@ -63,8 +63,8 @@ end
 -- Everybody was told when to ask again; who has not, by far, is gone. Who does not wait does not wait for
 -- the dead either: it minds only whom the last three seconds have seen.
 for _, w in ipairs(redis.call("ZRANGEBYSCORE", DUE, "-inf", "(" .. int(now_ms))) do forget_waiter(w) end
-local first = redis.call("ZRANGE", LINE, 0, 0)[1]
-local in_turn = not first or first == token
+local head = first()
+local in_turn = not head or head == token
 if not in_turn and not queue then in_turn = redis.call("ZCOUNT", ASKED, now_ms - 3000, "+inf") == 0 end
 local fits
 if exclusive then fits = not value and count == 0 else fits = (not value or value == MARK and count > 0) and count < most end
@@ -74,7 +74,7 @@ if fits and in_turn and exclusive then
   redis.call("PEXPIRE", REC, int(ttl))
   redis.call("SET", K, token, "NX", "PX", int(ttl))
   leave()
-  return {"granted", fence, "-1", false}
+  return {"granted", fence, "-1", false, first()}
 elseif fits and in_turn then
   local slot = -1
   if limit ~= "0" then
@@ -84,7 +84,7 @@ elseif fits and in_turn then
   redis.call("ZADD", HELD, int(now_ms + ttl), token)
   settle()
   leave()
-  return {"granted", fence, int(slot), next_up(count + 1, most)}
+  return {"granted", fence, int(slot), next_up(count + 1, most), first()}
 end
 
 local own_parent = 0
@@ -109,5 +109,5 @@ elseif not exclusive and sharing[2] then
   retry = math.min(retry, tonumber(sharing[2]) - now_ms + 1)
 end
 -- Free, and the turn of one who does not come: until its place lapses.
-if fits and first then retry = math.min(retry, tonumber(redis.call("ZSCORE", DUE, first)) - now_ms + 1) end
+if fits and head then retry = math.min(retry, tonumber(redis.call("ZSCORE", DUE, head)) - now_ms + 1) end
 return {"busy", holders(100), redis.call("ZCARD", LINE), math.max(1, retry), own_parent}

@@ -111,6 +111,11 @@ local function drop_waiter(token)
   return true
 end
 
+-- Names who is first in line: who is granted now may wake that one within its release.
+local function first()
+  return redis.call("ZRANGE", LINE, 0, 0)[1] or false
+end
+
 -- Names who is third in line: when the first is served it will look as often as those in front.
 local function third()
   return redis.call("ZRANGE", LINE, 2, 2)[1] or false
@@ -121,12 +126,12 @@ end
 -- told to ask before.
 local function next_up(left, most)
   for _, w in ipairs(redis.call("ZRANGEBYSCORE", DUE, "-inf", "(" .. int(now_ms))) do forget_waiter(w) end
-  local first = redis.call("ZRANGE", LINE, 0, 0)[1]
-  if not first then return false end
-  local limit = string.match(redis.call("HGET", WAITS, first) or "", "^%d+ (%w+) ")
+  local head = first()
+  if not head then return false end
+  local limit = string.match(redis.call("HGET", WAITS, head) or "", "^%d+ (%w+) ")
   if left > 0 and limit == "x" or left >= math.min(most, fits_so_many(limit)) then return false end
-  local due = tonumber(redis.call("ZSCORE", DUE, first) or "0")
-  redis.call("ZADD", DUE, int(math.min(due, now_ms + 1500)), first)
-  return first
+  local due = tonumber(redis.call("ZSCORE", DUE, head) or "0")
+  redis.call("ZADD", DUE, int(math.min(due, now_ms + 1500)), head)
+  return head
 end
 
