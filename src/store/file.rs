@@ -58,7 +58,7 @@ pub struct Files {
     /// The lease that this process keeps, should its record get lost.
     own: Option<Holder>,
     /// Waiters to be woken once the bucket is unlocked: they would only find it locked.
-    to_wake: Vec<u64>,
+    to_wake: Vec<(u64, u8)>,
     /// Directories that are made before the first change: who only looks makes none.
     missing: Vec<PathBuf>,
     /// How long a call may wait for a bucket lock.
@@ -137,8 +137,8 @@ impl Files {
         let bucket = self.disk.locked(name, self.op)?;
         let done = work(self);
         drop(bucket);
-        for id in std::mem::take(&mut self.to_wake) {
-            self.wake(id);
+        for (id, what) in std::mem::take(&mut self.to_wake) {
+            self.wake(id, what);
         }
         done
     }
@@ -147,7 +147,7 @@ impl Files {
     /// without a live holder, and waiters that died or were woken and never came. Tells besides what
     /// of a holder was dropped.
     fn load(&self, name: &Name) -> Result<(Record, Option<After>), StoreError> {
-        let now = Moment::now().0;
+        let (now, lives) = (Moment::now().0, self.lives());
         let (mut record, mut after) = match self.disk.read(name)? {
             Found::Record(record) => (*record, None),
             Found::Nothing => (Record::new(name, &self.boot), None),
@@ -159,7 +159,7 @@ impl Files {
             record.line.clear();
         }
         record.holders.retain(|holder| {
-            let stays = !rebooted && (now < holder.deadline_us || holder.alive.is_some_and(|id| self.is_alive(id)));
+            let stays = !rebooted && (now < holder.deadline_us || holder.alive.is_some_and(&lives));
             // A lease without a process is not renewed by anybody: that it ran out is no news.
             if !stays && holder.alive.is_some() {
                 after = Some(After::Vanished(Box::new(holder.seen(now))));
@@ -168,7 +168,7 @@ impl Files {
         });
         record.line.retain(|waiter| {
             let late = waiter.woken_us.is_some_and(|at| now > at.saturating_add(micros(WAKE_LIMIT)));
-            let stays = !late && self.is_alive(waiter.alive);
+            let stays = !late && lives(waiter.alive);
             if !stays {
                 let _ = fs::remove_file(self.disk.pipe_path(waiter.alive));
             }
@@ -401,8 +401,17 @@ impl Store for Files {
     fn await_change(&mut self, _claim: &Claim, at_most: Duration) -> Result<(), StoreError> {
         match self.proofs.values().find_map(|proof| proof.pipe.as_ref()) {
             Some(mut pipe) => {
-                sys::wait_readable(&[pipe.as_raw_fd()], Some(at_most)).map_err(|error| StoreError::Unavailable(error.to_string()))?;
-                let _ = pipe.read(&mut [0; 64]);
+                let mut end = Moment::now() + at_most;
+                loop {
+                    let left = Moment::now().until(end);
+                    sys::wait_readable(&[pipe.as_raw_fd()], Some(left)).map_err(|error| StoreError::Unavailable(error.to_string()))?;
+                    let mut bytes = [0; 64];
+                    let read = pipe.read(&mut bytes).unwrap_or(0);
+                    if read == 0 || bytes[..read].contains(&line::TURN) {
+                        break; // also where nothing has come, and the time is over
+                    }
+                    end = end.min(Moment::now() + line::FIRST_LOOKS);
+                }
             }
             None => std::thread::sleep(at_most),
         }

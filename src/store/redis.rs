@@ -28,10 +28,17 @@ const BREAK: &str = concat!(include_str!("redis/head.lua"), include_str!("redis/
 const STATUS: &str = concat!(include_str!("redis/head.lua"), include_str!("redis/status.lua"));
 
 const CONNECT: Duration = Duration::from_secs(5);
+/// What is pushed to a waiter whose turn it may be.
+const TURN: &str = "1";
+/// What is pushed to one that has come near: it looks as often as those in front (acquire.lua) from now on.
+const NEAR: &str = "2";
+/// So often.
+const NEAR_LOOKS: Duration = Duration::from_secs(1);
+
 /// Opens a store; the first call connects.
 pub fn open(url: &str) -> Result<Box<dyn Store>, StoreError> {
     let target = Target::parse(url).map_err(StoreError::Denied)?;
-    Ok(Box::new(Redis { target, connection: None, op: CONNECT, connect: CONNECT, resent: false, next: None }))
+    Ok(Box::new(Redis { target, connection: None, op: CONNECT, connect: CONNECT, resent: false, next: [None, None] }))
 }
 
 /// Braces choose a cluster slot and end our side keys' names, so a name keeps none.
@@ -55,8 +62,8 @@ struct Redis {
     connect: Duration,
     /// The last request was sent twice: the first answer got lost.
     resent: bool,
-    /// Who was first in line when the lease was granted, by its token.
-    next: Option<String>,
+    /// Who was first in line and who third at the last answer, by their tokens.
+    next: [Option<String>; 2],
 }
 
 impl Redis {
@@ -150,12 +157,13 @@ impl Redis {
         }
     }
 
-    /// Tells those in line. Only a hint: they ask again by themselves, so a failure here is none.
+    /// Tells who is next, and who has come near. Only a hint: they ask again by themselves, so a failure here is none.
     fn wake(&mut self, name: &Name, tokens: [Option<String>; 2]) {
         let mut push = redis::pipe(); // one write for all
-        for token in tokens.iter().flatten() {
+        for (token, what) in tokens.iter().zip([TURN, NEAR]) {
+            let Some(token) = token else { continue };
             let Some(key) = self.keys(name, &[&format!("wake:{token}")]).pop() else { continue };
-            push.cmd("RPUSH").arg(&key).arg(1).ignore().cmd("PEXPIRE").arg(&key).arg(5000).ignore();
+            push.cmd("RPUSH").arg(&key).arg(what).ignore().cmd("PEXPIRE").arg(&key).arg(5000).ignore();
         }
         if !push.is_empty() {
             let _ = self.ask(self.op, |to| push.exec(to));
@@ -217,7 +225,7 @@ impl Store for Redis {
         match word(&answer, 0).as_deref() {
             Some("granted") => {
                 self.wake(name, [word(&answer, 3), None]);
-                self.next = word(&answer, 4);
+                self.next = [word(&answer, 4), word(&answer, 5)];
                 let slot = number(&answer, 2).and_then(|slot| u32::try_from(slot).ok());
                 Ok(Acquired::Granted { fence: number(&answer, 1), slot, ttl: request.ttl, after: None })
             }
@@ -237,7 +245,7 @@ impl Store for Redis {
         let answer = self.script(REFRESH, &keys, &[claim.token.as_str(), &millis(ttl)])?;
         match (word(&answer, 0).as_deref(), holders(&answer, 1).pop()) {
             (Some("kept"), _) => {
-                self.next = word(&answer, 1);
+                self.next = [word(&answer, 1), word(&answer, 2)];
                 Ok(Refreshed::Kept { ttl })
             }
             (Some("absent"), _) => Ok(Refreshed::Lost(Lost::Absent)),
@@ -250,9 +258,10 @@ impl Store for Redis {
 
     fn release(&mut self, claim: &Claim, by: Keeping) -> Result<Released, StoreError> {
         let wake = |token: &str| format!("wake:{token}");
-        let (own, next) = (claim.token.as_str(), self.next.take().unwrap_or_default());
-        let keys = self.keys(&claim.name, &[&wake(own), &wake(&next)]);
-        let answer = self.script(RELEASE, &keys, &[own, keeping(by), &next])?;
+        let own = claim.token.as_str();
+        let [next, third] = std::mem::take(&mut self.next).map(Option::unwrap_or_default);
+        let keys = self.keys(&claim.name, &[&wake(own), &wake(&next), &wake(&third)]);
+        let answer = self.script(RELEASE, &keys, &[own, keeping(by), &next, &third])?;
         if word(&answer, 0).as_deref() == Some("odd") {
             return Err(StoreError::Denied(self.odd(&claim.name, word(&answer, 1))));
         }
@@ -314,20 +323,24 @@ impl Store for Redis {
 
     fn await_change(&mut self, claim: &Claim, at_most: Duration) -> Result<(), StoreError> {
         let key = self.keys(&claim.name, &[&format!("wake:{}", claim.token.as_str())]).pop();
-        let seconds = format!("{:.3}", at_most.as_secs_f64().max(0.01));
-        let mut command = redis::cmd("BLPOP");
-        command.arg(key).arg(seconds);
-        match self.ask(at_most + Duration::from_secs(1), |to| command.query::<Value>(to)) {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                let text = error.to_string().to_lowercase();
-                if !["noperm", "unknown command", "not an integer"].iter().any(|word| text.contains(word)) && error.code() != Some("NOPERM")
-                {
-                    return Err(self.explain(&error));
+        let mut end = Moment::now() + at_most;
+        loop {
+            let left = Moment::now().until(end);
+            let mut command = redis::cmd("BLPOP");
+            command.arg(&key).arg(format!("{:.3}", left.as_secs_f64().max(0.01)));
+            match self.ask(left + Duration::from_secs(1), |to| command.query::<Value>(to)) {
+                Ok(Value::Array(pair)) if word(&pair, 1).as_deref() == Some(NEAR) => end = end.min(Moment::now() + NEAR_LOOKS),
+                Ok(_) => return Ok(()),
+                Err(error) => {
+                    let text = error.to_string().to_lowercase();
+                    let forbidden = ["noperm", "unknown command", "not an integer"].iter().any(|word| text.contains(word));
+                    if !forbidden && error.code() != Some("NOPERM") {
+                        return Err(self.explain(&error));
+                    }
+                    // The jitter keeps waiters that may not block from asking in step.
+                    std::thread::sleep(left.min(Duration::from_millis(150 + wall_us() % 100)));
+                    return Ok(());
                 }
-                // The jitter keeps waiters that may not block from asking in step.
-                std::thread::sleep(at_most.min(Duration::from_millis(150 + wall_us() % 100)));
-                Ok(())
             }
         }
     }

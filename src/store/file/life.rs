@@ -44,7 +44,20 @@ impl Files {
     }
 
     fn is_locked(&self, id: u64, alone: bool) -> bool {
-        File::open(self.disk.dir.join("alive").join("bytes")).is_ok_and(|file| sys::byte_is_locked(&file, id, alone).unwrap_or(false))
+        self.open_bytes().is_some_and(|file| sys::byte_is_locked(&file, id, alone).unwrap_or(false))
+    }
+
+    fn open_bytes(&self) -> Option<File> {
+        File::open(self.disk.dir.join("alive").join("bytes")).ok()
+    }
+
+    /// The same for many: the file is opened once.
+    pub fn lives(&self) -> impl Fn(u64) -> bool {
+        let file = std::cell::OnceCell::new();
+        move |id| {
+            self.proofs.contains_key(&id)
+                || file.get_or_init(|| self.open_bytes()).as_ref().is_some_and(|file| sys::byte_is_locked(file, id, false).unwrap_or(false))
+        }
     }
 
     /// Does the kernel lock that this process holds still prove anything to others? Not where the

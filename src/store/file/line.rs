@@ -12,10 +12,14 @@ use crate::lock::{Request, Token};
 use crate::store::{Acquired, StoreError};
 
 /// The first in line looks by itself this often: its holder may have died without a release.
-const FIRST_LOOKS: Duration = Duration::from_secs(1);
+pub const FIRST_LOOKS: Duration = Duration::from_secs(1);
 /// So many in front look that often: the second, since the first may be stopped, and one more, who is
 /// told when it comes so near (`leave_line`).
 const NEAR: usize = 3;
+/// What is written to a waiter whose turn it may be.
+pub const TURN: u8 = b'!';
+/// What is written to one that has come near.
+const COMES_NEAR: u8 = b'~';
 /// All others look this often.
 const OTHERS_LOOK: Duration = Duration::from_secs(15);
 
@@ -28,13 +32,13 @@ impl Files {
         let place = record.line.iter().position(|waiter| waiter.token == *token);
         let ahead = place.unwrap_or(record.line.len());
         let joins = request.queue && !own_parent;
-        let mut changed = joins;
+        let mut changed = false;
         let mut added = None;
         match place {
-            Some(at) if joins => record.line[at].woken_us = None,
+            Some(at) if joins => changed = record.line[at].woken_us.take().is_some(),
             None if joins => {
                 let alive = self.prove_waiter()?;
-                added = Some(alive);
+                (added, changed) = (Some(alive), true);
                 let since_us = Moment::now().0;
                 record.line.push(Waiter {
                     token: token.clone(),
@@ -76,7 +80,7 @@ impl Files {
         if record.line.len() == before {
             return false;
         }
-        self.to_wake.extend(record.line.get(NEAR - 1).map(|waiter| waiter.alive));
+        self.to_wake.extend(record.line.get(NEAR - 1).map(|waiter| (waiter.alive, COMES_NEAR)));
         true
     }
 
@@ -86,16 +90,16 @@ impl Files {
             return false;
         }
         let Some(first) = record.line.first_mut().filter(|first| first.woken_us.is_none()) else { return false };
-        self.to_wake.push(first.alive);
+        self.to_wake.push((first.alive, TURN));
         first.woken_us = Some(Moment::now().0); // one that can't be woken loses its place as well
         true
     }
 
     /// Wakes a waiter through its own pipe.
-    pub fn wake(&self, id: u64) {
+    pub fn wake(&self, id: u64, what: u8) {
         let opened = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(self.disk.pipe_path(id));
         if let Ok(mut pipe) = opened {
-            let _ = pipe.write(b"!");
+            let _ = pipe.write(&[what]);
         }
     }
 }

@@ -23,7 +23,7 @@ local function again(r)
   leave()
   r.heard = int(now_us)
   keep(token, r)
-  return {"granted", r.fence, r.slot, false, first()}
+  return {"granted", r.fence, r.slot, false, first(), third()}
 end
 
 if kind ~= "none" and (not value or redis.call("PTTL", K) == -1) then return {"odd", kind} end
@@ -32,7 +32,7 @@ if exclusive and value == token and value ~= MARK then
   redis.call("PEXPIRE", K, int(ttl))
   local r = record(token)
   if alien then return {"alien", alien} end
-  local answer = r and again(r) or {"granted", granted("-1"), "-1", false, first()}
+  local answer = r and again(r) or {"granted", granted("-1"), "-1", false, first(), third()}
   redis.call("PEXPIRE", REC, int(ttl))
   leave()
   return answer
@@ -74,7 +74,7 @@ if fits and in_turn and exclusive then
   redis.call("PEXPIRE", REC, int(ttl))
   redis.call("SET", K, token, "NX", "PX", int(ttl))
   leave()
-  return {"granted", fence, "-1", false, first()}
+  return {"granted", fence, "-1", false, first(), third()}
 elseif fits and in_turn then
   local slot = -1
   if limit ~= "0" then
@@ -84,7 +84,7 @@ elseif fits and in_turn then
   redis.call("ZADD", HELD, int(now_ms + ttl), token)
   settle()
   leave()
-  return {"granted", fence, int(slot), next_up(count + 1, most), first()}
+  return {"granted", fence, int(slot), next_up(count + 1, most), first(), third()}
 end
 
 local own_parent = 0

@@ -116,7 +116,7 @@ local function first()
   return redis.call("ZRANGE", LINE, 0, 0)[1] or false
 end
 
--- Names who is third in line: when the first is served it will look as often as those in front.
+-- Names who is third in line: it is told that it has come near, and looks as often as those in front.
 local function third()
   return redis.call("ZRANGE", LINE, 2, 2)[1] or false
 end

@@ -28,4 +28,4 @@ else
   redis.call("PEXPIRE", REC, int(ttl))
   redis.call("PEXPIRE", K, int(ttl))
 end
-return {"kept", first()}
+return {"kept", first(), third()}
