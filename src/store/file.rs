@@ -253,7 +253,7 @@ impl Store for Files {
                 holder.ttl_us = micros(request.ttl);
                 holder.deadline_us = (Moment::now() + request.ttl).0;
                 let granted = Acquired::Granted { fence: Some(holder.fence), slot: holder.slot, ttl: request.ttl, after };
-                store.disk.save(&record)?;
+                store.disk.save(&mut record)?;
                 return Ok(granted);
             }
             if record.fits(request.mode) && record.line.first().is_none_or(|first| first.token == claim.token) {
@@ -286,7 +286,7 @@ impl Store for Files {
                 store.own = alive.map(|_| holder.clone());
                 record.holders.push(holder);
                 store.wake_first(&mut record); // the next one may share
-                if let Err(error) = store.disk.save(&record) {
+                if let Err(error) = store.disk.save(&mut record) {
                     store.forget_holder(&claim.name, alive);
                     return Err(error);
                 }
@@ -317,7 +317,7 @@ impl Store for Files {
             holder.deadline_us = if holder.alive.is_some() { until.max(holder.deadline_us) } else { until };
             holder.ttl_us = micros(ttl);
             holder.heartbeat_us = wall_us();
-            store.disk.save(&record)?;
+            store.disk.save(&mut record)?;
             Ok(Refreshed::Kept { ttl })
         })
     }
@@ -334,7 +334,8 @@ impl Store for Files {
             let holder = own.map(|at| record.holders.remove(at));
             if holder.is_some() || left {
                 store.wake_first(&mut record);
-                store.disk.save(&record)?;
+                store.tell_near(&record);
+                store.disk.save(&mut record)?;
             }
             let Some(holder) = holder else {
                 return Ok((Released::NotHeld(Self::holdings(&record).pop().map(Box::new)), false));
@@ -368,7 +369,7 @@ impl Store for Files {
             });
             if !broken.is_empty() {
                 store.wake_first(&mut record);
-                store.disk.save(&record)?;
+                store.disk.save(&mut record)?;
             }
             Ok(broken)
         })

@@ -14,7 +14,7 @@ use crate::store::{Acquired, StoreError};
 /// The first in line looks by itself this often: its holder may have died without a release.
 pub const FIRST_LOOKS: Duration = Duration::from_secs(1);
 /// So many in front look that often: the second, since the first may be stopped, and one more, who is
-/// told when it comes so near (`leave_line`).
+/// told when it comes so near (`tell_near`).
 const NEAR: usize = 3;
 /// What is written to a waiter whose turn it may be.
 pub const TURN: u8 = b'!';
@@ -77,11 +77,12 @@ impl Files {
         let gone: Vec<u64> = record.line.iter().filter(|w| w.token == *token).map(|w| w.alive).collect();
         record.line.retain(|waiter| waiter.token != *token);
         gone.into_iter().for_each(|id| self.forget(id));
-        if record.line.len() == before {
-            return false;
-        }
+        record.line.len() != before
+    }
+
+    /// Tells the one that has come near. (To be done with a release, not with a grant: a command waits for that.)
+    pub fn tell_near(&mut self, record: &Record) {
         self.to_wake.extend(record.line.get(NEAR - 1).map(|waiter| (waiter.alive, COMES_NEAR)));
-        true
     }
 
     /// Wakes the first in line, once, if it may join the holders now; false where nothing has changed.
